@@ -83,7 +83,7 @@ def never(x: Any, dtype: str) -> bool:
 def memory(train: Any) -> Any:
     """Where the program keeps its input."""
     session: Any = train.worker.opened()._session
-    loaded = [x for x in session._loaded.values() if x.whole is not None]
+    loaded = [x for x in session._loaded.values() if x.calls is not None]
     return next(at for f, at in loaded[0].inputs if f.name == "x")
 
 

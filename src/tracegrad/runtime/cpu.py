@@ -9,12 +9,10 @@ from __future__ import annotations
 import ctypes
 import math
 import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 from tracegrad.arrays import HAVE_NUMPY, Array, need_numpy, np
@@ -24,46 +22,21 @@ from tracegrad.files.jsontext import shown
 from tracegrad.ir.nodes import PRIMITIVES
 from tracegrad.kernel_source import KernelSource
 from tracegrad.kernels.form import SIZE
-from tracegrad.program import PERSISTENT, Buffer, Dispatch, Field, Program
+from tracegrad.program import PERSISTENT, Buffer, Dispatch, Program
 from tracegrad.render.c import library_source
 from tracegrad.render.c_engine import ENGINE
 from tracegrad.render.c_gathered import GATHERED
 from tracegrad.render.c_steps import CSource, FunctionStep, GatheredStep, Place, RunSize, Scratch, Step, View
 from tracegrad.runtime.base import DeviceInfo, Done, Timings, check_open, check_within, persistent
 from tracegrad.runtime.c_compiler import Compiler, compiler
-from tracegrad.runtime.calls import BoundCalls, Call, CallList, Lent, SizedParts, left_out, lent_fields
+from tracegrad.runtime.calls import BoundCalls, Call, CallList, SizedParts, left_out, lent_fields
 from tracegrad.runtime.children import Children
 from tracegrad.runtime.copy_pool import CopyPool
 from tracegrad.runtime.cpu_verify import computes_wrongly
-from tracegrad.runtime.doors import DirectParts, Door
+from tracegrad.runtime.doors import CpuProgram, Door, InTurn
 from tracegrad.runtime.process import processors
 from tracegrad.runtime.storage import address, check_memory, lying, readable_around, taken, view, with_margins
 from tracegrad.tuning import C_SOURCE, C_SOURCES
-
-
-@dataclass(slots=True)
-class _Loaded:
-    """A program bound to memory."""
-
-    program: Program
-    memory: dict[str, Array]
-    libraries: list[Future[ctypes.CDLL | None]]  # of its kernels, the engine first; empty if the kernels are in NumPy
-    wrong: bool | None = None  # does C compute a kernel wrongly? None: not checked yet
-    inputs: list[tuple[Field, Array]] = field(default_factory=list[tuple[Field, Array]])  # the memory of each input
-    outputs: list[tuple[Field, Array]] = field(default_factory=list[tuple[Field, Array]])
-    given: dict[str, Array] = field(default_factory=dict[str, Array])  # the array last copied into each input's memory
-    lent: dict[str, Lent] = field(default_factory=dict[str, Lent])  # large inputs that are read in place
-    handed: dict[str, Lent] = field(default_factory=dict[str, Lent])  # large outputs that are computed in place
-    runs: list[Callable[[], None]] = field(default_factory=list["Callable[[], None]"])  # of each dispatch in NumPy
-    # bound kernels in NumPy, by number, buffers and offsets; all sizes share kernels that do not read the size
-    made: dict[Any, Callable[[], None]] = field(default_factory=dict[Any, "Callable[[], None]"])
-    whole: Callable[[], None] | None = None  # runs all dispatches, once they are bound
-    bound: BoundCalls | None = None  # the calls of all dispatches in C
-    like: _Loaded | None = None  # the program at its capacity, if this is the same at another size
-    size: Array = field(init=False)  # of the run under way, in the memory that kernels in C read
-
-    def __post_init__(self) -> None:
-        self.size = self.like.size if self.like is not None else np.array([self.program.size], np.int64)
 
 
 def cpu_info(compiler: Compiler | None, failed: bool = False) -> DeviceInfo:
@@ -97,7 +70,7 @@ class CpuSession:
         self.door: Door | None = None
         self._engine = compiler.begin(ENGINE, self._children, keep=True) if compiler else None
         self._persistent: dict[str, Array] = {}
-        self._loaded: dict[int, _Loaded] = {}
+        self._loaded: dict[int, CpuProgram] = {}
         self._sources: dict[str, Callable[..., Any]] = {}
         self._scratch: dict[int, Array] = {}
         self._results = CopyPool()
@@ -118,9 +91,7 @@ class CpuSession:
         self._next += 1
         if like is not None:
             same = self._ready(like)
-            known = (program, same.memory, same.libraries, same.wrong)
-            made = _Loaded(*known, given=same.given, lent=same.lent, handed=same.handed, like=same)
-            self._loaded[self._next] = made
+            self._loaded[self._next] = replace(same, program=program, calls=None, like=same)
             return self._next
         foreign = [k.label for k in program.kernels if not k.own]
         if foreign:
@@ -136,7 +107,7 @@ class CpuSession:
             self._persistent = {name: x for name, x in self._persistent.items() if name in before}
             size = sum(b.bytes for b in program.buffers)
             raise DeviceError(f"not enough memory for the {size} bytes of the program: {e}") from e
-        self._loaded[self._next] = _Loaded(program, memory, self._begun(program))
+        self._loaded[self._next] = CpuProgram(program, memory, self._begun(program))
         return self._next
 
     def _begun(self, program: Program) -> list[Future[ctypes.CDLL | None]]:
@@ -151,25 +122,25 @@ class CpuSession:
         also = [self._compiler.begin(GATHERED, self._children)] if gathers else []
         return [self._engine, *also, *(self._compiler.begin(text, self._children) for text in sources)]
 
-    def _ready(self, handle: int) -> _Loaded:
+    def _ready(self, handle: int) -> CpuProgram:
         """Return the program with every kernel bound to its arrays."""
         loaded = self._loaded[handle]
-        if loaded.whole is not None:
+        if loaded.calls is not None:
             return loaded
-        bound = (loaded.like and loaded.like.bound) or self._bound_calls(loaded)
-        if bound is not None and loaded.program.capacity:
-            kept = loaded.program.kept() if any(x.per for x in loaded.program.loops) else None
-            bound = bound.at(loaded.program.size, loaded.size, kept)
-        names = [b.name for b in loaded.program.buffers]
-        loaded.bound = bound
-        loaded.inputs = [(f, lying(loaded.memory[names[f.buffer]], f)) for f in loaded.program.inputs]
-        loaded.outputs = [(f, lying(loaded.memory[names[f.buffer]], f)) for f in loaded.program.outputs]
-        loaded.whole = bound.whole if bound is not None else partial(_in_turn, loaded.runs)
+        program, arrays = loaded.program, [loaded.memory[b.name] for b in loaded.program.buffers]
+        whole = loaded.like and loaded.like.calls
+        calls = whole if isinstance(whole, BoundCalls) else self._bound_calls(loaded, arrays)
+        if isinstance(calls, BoundCalls) and program.capacity:
+            kept = program.kept() if any(x.per for x in program.loops) else None
+            calls = calls.at(program.size, loaded.size, kept)
+        loaded.calls = calls
+        loaded.inputs = [(f, lying(arrays[f.buffer], f)) for f in program.inputs]
+        loaded.outputs = [(f, lying(arrays[f.buffer], f)) for f in program.outputs]
         return loaded
 
-    def _bound_calls(self, loaded: _Loaded) -> BoundCalls | None:
-        """Bind every kernel to its arrays: return the calls in C, or None and set `runs` in NumPy."""
-        program, names = loaded.program, [b.name for b in loaded.program.buffers]
+    def _bound_calls(self, loaded: CpuProgram, arrays: Sequence[Array]) -> BoundCalls | InTurn:
+        """Bind every kernel to its arrays, in C or in NumPy."""
+        program = loaded.program
         if loaded.wrong is None:
             loaded.wrong = bool(loaded.libraries) and self._is_wrong(program, loaded.libraries)
         compiled = _calls_into(loaded.libraries, loaded.size)
@@ -177,40 +148,25 @@ class CpuSession:
         if self._interrupted:
             raise DeviceError("this session was closed while its kernels were compiled")
         # all kernels in C, or none: a value computed twice must have the same bits, and NumPy rounds differently
-        calls = None if loaded.wrong else compiled
-        if calls is not None:
-            loaded.lent, loaded.handed = [lent_fields(program, loaded.memory, x) for x in ("input", "output")]
-            calls.lent = [*loaded.lent.values(), *loaded.handed.values()]
-        known = loaded.like.made if loaded.like else loaded.made
+        if loaded.wrong or compiled is None:
+            return InTurn([self._in_numpy(loaded, arrays, d) for d in program.unrolled()])
+        loaded.lent, loaded.handed = [lent_fields(program, loaded.memory, x) for x in ("input", "output")]
+        compiled.lent = [*loaded.lent.values(), *loaded.handed.values()]
         for d in program.unrolled():
-            memory = tuple([loaded.memory[names[k]] for k in d.buffers])
-            kernel = program.kernels[d.kernel]
-            if calls is not None:
-                self._add(calls, kernel, memory, d)
-                continue
-            text: str = kernel.texts["numpy"]
-            size = (program.size,) if SIZE in text else ()
-            key = d.kernel, d.buffers, d.offsets
-            made = known.get(key) if not size else None
-            if made is None:
-                made = self._bound(text)(np, view, self._scratch_view, memory, d.offsets, *size)
-                known[key] = made
-            loaded.runs.append(made)
-        if calls is None:
-            return None
-        self.door = self.door or Door(calls.engine, self._parts)
-        return calls.bound(left_out(program, loaded.memory))
+            self._add(compiled, program.kernels[d.kernel], tuple([arrays[k] for k in d.buffers]), d)
+        self.door = self.door or Door(compiled.engine, self._ready, self._results.empty)
+        return compiled.bound(left_out(program, loaded.memory))
 
-    def _parts(self, handle: int) -> DirectParts | None:
-        """Return the parts of a run on another thread; None in NumPy, where an interrupt could end a kernel midway.
-
-        Also None if memory has the axes of an input or output in another order.
-        """
-        loaded = self._ready(handle)
-        fields = loaded.inputs, loaded.outputs
-        if loaded.bound is None or any(f.axis for f, _ in (*loaded.inputs, *loaded.outputs)):
-            return None
-        return DirectParts(loaded.bound, loaded.given, *fields, loaded.lent, loaded.handed, self._results.empty)
+    def _in_numpy(self, loaded: CpuProgram, arrays: Sequence[Array], d: Dispatch) -> Callable[[], None]:
+        text: str = loaded.program.kernels[d.kernel].texts["numpy"]
+        size = (loaded.program.size,) if SIZE in text else ()
+        key = d.kernel, d.buffers, d.offsets
+        made = loaded.made.get(key) if not size else None
+        if made is None:
+            memory = tuple([arrays[k] for k in d.buffers])
+            made = self._bound(text)(np, view, self._scratch_view, memory, d.offsets, *size)
+            loaded.made[key] = made
+        return made
 
     def _add(self, calls: CallList, kernel: KernelSource, memory: Sequence[Array], d: Dispatch) -> None:
         """Add the calls of one dispatch, the functions of its kernel in C, to `calls`."""
@@ -262,7 +218,7 @@ class CpuSession:
 
         try:
             begin = partial(self._compiler.begin, children=self._children)
-            return computes_wrongly(program.kernels, self._compiler, begin, with_margins, prepared)
+            return computes_wrongly(program.kernels, self._compiler, begin, prepared)
         except DeviceError:
             return False  # nothing to check
 
@@ -335,16 +291,16 @@ class CpuSession:
         made = {f.name: self._results.empty(f.shape, x.dtype) for f, x in loaded.outputs if f.name in loaded.handed}
         for name, x in made.items():
             loaded.handed[name].point(address(x))
-        assert loaded.whole is not None
-        loaded.whole()
+        assert loaded.calls is not None
+        loaded.calls.whole()
         return {f.name: made[f.name] if f.name in made else taken(part, f) for f, part in loaded.outputs}
 
     def timings(self, handle: int, inputs: Mapping[str, Any], runs: int) -> Timings:
         """Time each kernel by the process's clock."""
         # touches all memory once, and keeps the results, because the timed calls write into them again
         _, loaded = self._run(handle, inputs), self._loaded[handle]
-        timed = loaded.bound.timed if loaded.bound is not None else partial(_timed, loaded.runs)
-        return Timings("the host's clock, around each kernel", tuple([timed() for _ in range(runs)]))
+        assert loaded.calls is not None
+        return Timings("the host's clock, around each kernel", tuple([loaded.calls.timed() for _ in range(runs)]))
 
     def read(self, name: str) -> Array:
         """Return a copy of a persistent array."""
@@ -380,19 +336,3 @@ def _calls_into(libraries: Sequence[Future[ctypes.CDLL | None]], size: Array) ->
     found = [x.result() for x in libraries]
     made = [x for x in found if x is not None]
     return CallList(made[0], made[1:], size) if made and len(made) == len(found) else None
-
-
-def _in_turn(runs: Sequence[Callable[[], None]]) -> None:
-    with np.errstate(all="ignore"):
-        for run in runs:
-            run()
-
-
-def _timed(runs: Sequence[Callable[[], None]]) -> tuple[tuple[float, float], ...]:
-    """Run all kernels, and return when each began and ended."""
-    marks = [time.perf_counter()]
-    with np.errstate(all="ignore"):
-        for run in runs:
-            run()
-            marks.append(time.perf_counter())
-    return tuple(pairwise(marks))

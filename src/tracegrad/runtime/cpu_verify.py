@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import cache
-from typing import Any
 
 from tracegrad.arrays import Array, np
 from tracegrad.dtypes import STORED
@@ -31,6 +30,7 @@ from tracegrad.runtime.cache import WRONG, Verdicts, key_of
 from tracegrad.runtime.calls import pointers
 from tracegrad.runtime.points import Name
 from tracegrad.runtime.repeated import PERIOD, STRIDE
+from tracegrad.runtime.storage import with_margins
 from tracegrad.runtime.trials import GAP, Trial, layout_of, sizes_of
 
 
@@ -38,13 +38,11 @@ def computes_wrongly(
     kernels: Sequence[KernelSource],
     compiler: Compiler,
     begin: Begin,
-    allocate: Callable[[int, Any], Array],
     prepared: Callable[[KernelSource, Sequence[Array], Sequence[int]], Callable[[], object]],
 ) -> bool:
     """Return whether C computes a kernel or an operation wrongly. Warn if this was not known before.
 
     begin:    begins to compile a library, in the background.
-    allocate: returns an array of zeros, by size and NumPy type.
     prepared: returns a function that runs a kernel on arrays, with its offsets.
     """
     if not verify.enabled():
@@ -55,7 +53,7 @@ def computes_wrongly(
     keyed = {key_of(repr(k.texts["c"]), repr(k.binding_of)): k for k in kernels}
     placed = {key: (k, layout_of(k)) for key, k in keyed.items() if verdicts.known(key) is None}
     sizes = sizes_of(layout for _, layout in placed.values())
-    arrays = {name: allocate(size + GAP, STORED[name[1]].numpy) for name, size in sizes.items()}
+    arrays = {name: with_margins(size + GAP, STORED[name[1]].numpy) for name, size in sizes.items()}
 
     @cache
     def launch(key: str, forms: tuple[bool, ...]) -> Callable[[], object]:
