@@ -161,7 +161,7 @@ def test_what_a_child_does_with_its_parents_training_is_an_error_that_says_what_
     gate = threading.Event()
     train.worker.post(lambda _: gate.wait(SECONDS))
     under_way = train.step(x=X, y=X)
-    locks = (train._lock, infer._lock, SPELLING[0])
+    locks = (train._lock, infer._lock, SPELLING)
     held = threading.Barrier(2)
 
     def hold() -> None:

@@ -33,6 +33,7 @@ class BoundKernel:
 
     kernel: Kernel
     tiling: Tiling
+    first: int  # the number of its first slot in the launch
     binding_of: Sequence[int]  # of each slot
     aligned: Sequence[bool]  # for each slot: does it begin at a multiple of four elements in all dispatches?
     reach: Reach | None = None  # if the workgroups of several kernels of the launch depend on the size of a run
@@ -84,16 +85,9 @@ class Nest:
         return before + kernel + u * next((x.end - x.begin for x in self.inside if x.begin <= kernel < x.end), 0)
 
 
-SPELLING = [threading.RLock()]  # generating a text changes expressions that several kernels share
-
-
-def _forked() -> None:
-    """Make a new lock in a forked child: a thread of the parent may have held the old one."""
-    SPELLING[0] = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
+SPELLING = threading.RLock()  # generating a text changes expressions that several kernels share
+if hasattr(os, "register_at_fork"):  # in a child, a thread of the parent may have held it
+    os.register_at_fork(after_in_child=SPELLING._at_fork_reinit)  # pyright: ignore  # as the standard library does
 
 
 class Texts:
@@ -109,7 +103,7 @@ class Texts:
 
     def __getitem__(self, language: str) -> Any:
         if language not in self._known and self._spell is not None:
-            with SPELLING[0]:
+            with SPELLING:
                 if language not in self._known:  # another thread may have generated it in the meantime
                     self._known[language] = self._spell(language)
         return self._known[language]

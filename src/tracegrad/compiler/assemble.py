@@ -175,7 +175,7 @@ def source_of(
         first = 0
         for k, tiling, reach in zip(spelled or kernels, tilings, own or [None] * len(tilings)):
             mine = slice(first, first + len(k.slots))
-            bound.append(BoundKernel(k, tiling, binding_of[mine], aligned[mine], reach))
+            bound.append(BoundKernel(k, tiling, first, binding_of[mine], aligned[mine], reach))
             first += len(k.slots)
         return language.spell(BoundLaunch(bound, bindings, capacity if language.gpu else 0))
 

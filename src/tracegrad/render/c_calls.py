@@ -58,16 +58,14 @@ def render_c(launch: BoundLaunch) -> CSource:
     """Return the C functions of a launch, and its steps."""
     steps: list[Step] = []
     functions: dict[str, str] = {}
-    first = 0
     for x in launch.kernels:
         for part in stored_first(x.kernel):
             f = OrderedFunction(part, {})
             whole = any(found is not None for found in (running(part), paired(f), side_by_side(f)))
-            writer = _Writer(part if whole else unroll(part, C_UNROLLED_ROWS), first)
+            writer = _Writer(part if whole else unroll(part, C_UNROLLED_ROWS), x.first)
             writer.write()
             steps += writer.steps
             functions |= writer.functions
-        first += len(x.binding_of)
     return CSource(tuple(functions.values()), tuple(steps))
 
 

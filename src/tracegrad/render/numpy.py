@@ -25,16 +25,14 @@ def render_numpy(launch: BoundLaunch) -> str:
     """Return one function for kernels of one launch; in NumPy they run one after the other."""
     setup: list[str] = []
     run: list[str] = []
-    first = 0
     for number, x in enumerate(launch.kernels):
         suffix = f"_{number}" if len(launch.kernels) > 1 else ""
         parts = in_pieces(unroll(x.kernel))
         for k, part in enumerate(parts):
-            writer = _Writer(part, suffix + (f"_p{k}" if len(parts) > 1 else ""), first, x.binding_of)
+            writer = _Writer(part, suffix + (f"_p{k}" if len(parts) > 1 else ""), x.first, x.binding_of)
             writer.write()
             setup += writer.arrays.setup
             run += writer.arrays.lines
-        first += len(x.binding_of)
     body = [f"    {line}" for line in setup]
     body += ["    def run():"] + [f"        {line}" for line in run] + ["    return run"]
     sized = f", {SIZE}" if any(SIZE in line for line in body) else ""

@@ -31,11 +31,10 @@ def render_wgsl(launch: BoundLaunch) -> Shader:
     """Return one shader for kernels that run side by side."""
     vectors, tilings = vector_bindings(launch.kernels), [x.tiling for x in launch.kernels]
     functions: list[Function] = []
-    first, slots = 0, sum([len(x.binding_of) for x in launch.kernels])
+    slots = sum([len(x.binding_of) for x in launch.kernels])
     for x in launch.kernels:
         by_vectors = [b in vectors for b in x.binding_of]
-        made = Function(x.kernel, x.tiling, first, by_vectors, x.aligned, [x.binding_of], slots, x.reach)
-        first += len(x.binding_of)
+        made = Function(x.kernel, x.tiling, x.first, by_vectors, x.aligned, [x.binding_of], slots, x.reach)
         if functions and functions[-1].does(made):
             functions[-1].bound += made.bound
         else:
