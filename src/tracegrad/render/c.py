@@ -6,8 +6,9 @@ neighbours in memory belong to different folds. The number of threads does not c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from tracegrad import tuning
 from tracegrad.dtypes import f16
 from tracegrad.ir.nodes import PRIMITIVES
 from tracegrad.kernels.axes import all_indices
@@ -28,17 +29,6 @@ from tracegrad.render.c_values import (
     rounded,
 )
 from tracegrad.render.emit import Block, Emitter, Loop, Statement, spelled, when
-from tracegrad.tuning import (
-    C_GRAIN,
-    C_PARTS,
-    COLUMNS,
-    COLUMNS_GRAIN,
-    FEW_LANES,
-    FEWEST_COLUMNS,
-    INLINED_CALLS,
-    LANES,
-    LONG_CALL,
-)
 
 # GCC 11 and 12 unroll a short loop and vectorize the sum around it. If the short loop reads backwards, or in any other
 # order than that of memory, they add the wrong elements.
@@ -125,7 +115,7 @@ class Function:
         self.form = "near_"  # in the check, too: an argument that makes a short form wrong also sets `far`
         check = self.checks(conditions)
         near = self.loops_again()
-        self.form = CALLED_FORM if len(conditions) > INLINED_CALLS else ""
+        self.form = CALLED_FORM if len(conditions) > tuning.INLINED_CALLS else ""
         far = self.loops_again()
         return ["int far = 0;", Block("", check), when("far", far), Block("else", near)]
 
@@ -172,8 +162,8 @@ class Function:
     def nest(self, axes: Sequence[Axis], lines: Sequence[Statement]) -> list[Statement]:
         """Return loops over some axes, the last one innermost."""
         for a in reversed(axes):
-            vectors = all(isinstance(x, str) for x in lines) and divides(LANES, a.size)
-            lines = [Loop(a.name, end_of(a, LANES if vectors else 1), lines)]
+            vectors = all(isinstance(x, str) for x in lines) and divides(tuning.LANES, a.size)
+            lines = [Loop(a.name, end_of(a, tuning.LANES if vectors else 1), lines)]
         return list(lines)
 
     def split(self, axes: Sequence[Axis], lines: Sequence[Statement]) -> list[Statement]:
@@ -185,7 +175,7 @@ class Function:
     def share(self, name: str, size: int, step: int, lines: Sequence[Statement]) -> list[Statement]:
         """Return the outermost loop, limited to this part's iterations."""
         turns = -(-int(size) // step)
-        self.parts = max(1, min(turns, int(self.kernel.work) // C_GRAIN, C_PARTS))
+        self.parts = max(1, min(turns, int(self.kernel.work) // tuning.C_GRAIN, tuning.C_PARTS))
         if isinstance(size, Extent):
             turns = size if step == 1 else f"(({size} + {step - 1}) / {step})"
         end = f"const long end = min({turns} * (part + 1) / parts * {step}, (long){size});"
@@ -194,14 +184,12 @@ class Function:
     def points(self, emit: Emitter) -> list[str]:
         return [*self.read(), *self.stores(emit, self.kernel.stores, loop=False)]
 
-    def stores(
-        self, emit: Emitter, stores: Sequence[Store], loop: bool, place: Callable[[Store], str] | None = None
-    ) -> list[str]:
+    def stores(self, emit: Emitter, stores: Sequence[Store], loop: bool) -> list[str]:
         """Return lines that compute all values, then lines that store them, so that loads come before stores."""
         values = emit.values([s.value for s in stores], loop)
         named = [emit.let(f"s{k}", v) for k, v in enumerate(values)]
         writes = [
-            f"{place(s) if place else self.element(s.slot, emit.index(s.index, loop))} = "
+            f"{self.element(s.slot, emit.index(s.index, loop))} = "
             f"{emit.stored(self.kernel.slots[s.slot].dtype.name, f's{k}')};"
             for k, s in enumerate(stores)
         ]
@@ -215,7 +203,7 @@ class Function:
         if inner:
             written = self.stores(self.emit, inner, loop=True)
             lines += self.emit.flush()
-            if self.inner and self.inner[-1].size > LANES and self.ends_in_vector(self.inner[-1], inner):
+            if self.inner and self.inner[-1].size > tuning.LANES and self.ends_in_vector(self.inner[-1], inner):
                 lines += self.in_vectors(self.inner, inner, written)
             else:  # in braces if all inner axes are unrolled, because stores once a row use the same names
                 lines += self.nest(self.inner, written) if self.inner else [Block("", written)]
@@ -224,19 +212,19 @@ class Function:
     def ends_in_vector(self, last: Axis, stores: Sequence[Store]) -> bool:
         """Return whether stores along a row call costly functions, and one vector can compute its last elements."""
         roots = [s.value for s in stores]
-        long = any(v.op == "map" and PRIMITIVES[v.arg[0]].cost >= LONG_CALL for v in walk(roots))
+        long = any(v.op == "map" and PRIMITIVES[v.arg[0]].cost >= tuning.LONG_CALL for v in walk(roots))
         if not long or not all(s.index.linear for s in stores):
             return False
-        return in_one_vector(last, LANES, roots, [s.size for s in self.kernel.slots])
+        return in_one_vector(last, tuning.LANES, roots, [s.size for s in self.kernel.slots])
 
     def in_vectors(self, axes: Sequence[Axis], stores: Sequence[Store], written: Sequence[str]) -> list[Statement]:
         """Return the loops of stores along a row, whose last elements are computed in one vector."""
         (*others, last), count = axes, len(stores)
-        whole, rest = int(last.size) // LANES * LANES, int(last.size) % LANES
+        whole, rest = int(last.size) // tuning.LANES * tuning.LANES, int(last.size) % tuning.LANES
         at = f"const long {last.name} = {whole} + l;"
-        arrays = [f"{C_TYPE[s.value.dtype.name]} u{k}[{LANES}] {ALIGNED};" for k, s in enumerate(stores)]
+        arrays = [f"{C_TYPE[s.value.dtype.name]} u{k}[{tuning.LANES}] {ALIGNED};" for k, s in enumerate(stores)]
         kept = [f"const __auto_type s{k} = u{k}[l];" for k in range(count)]
-        computed = at_once(LANES, [at, *written[:-count], *[f"u{k}[l] = s{k};" for k in range(count)]])
+        computed = at_once(tuning.LANES, [at, *written[:-count], *[f"u{k}[l] = s{k};" for k in range(count)]])
         end = Block("", [*arrays, computed, at_once(rest, [at, *kept, *written[-count:]])])
         return self.nest(others, [Loop(last.name, whole, written), end])
 
@@ -248,7 +236,7 @@ class Function:
             held = {v: f"e{k}_{n}[{self.inner[-1].name}]" for n, v in enumerate(again)}
             lets = [*self.emit.inner, *[f"{e} = {text};" for e, text in zip(held.values(), texts[len(folds) :])]]
             lines += self.emit.flush()
-            room = f"[{self.kernel.length} + {LANES}] {ALIGNED}"  # the last elements can take a whole vector
+            room = f"[{self.kernel.length} + {tuning.LANES}] {ALIGNED}"  # the last elements can take a whole vector
             lines += [f"{C_TYPE[v.dtype.name]} e{k}_{n}{room};" for n, v in enumerate(again)]
             body = self.folded(folds, texts, lets)
             lines += (found := self.where_needed(folds, body))
@@ -267,8 +255,8 @@ class Function:
 
     def folded(self, folds: Sequence[Fold], values: Sequence[str], lets: Sequence[str]) -> list[Statement]:
         """Return the loop of some folds, with several partial results unless rows are too short for these."""
-        last = int(self.inner[-1].size) if self.kernel.length >= LANES else 0
-        lanes = next((n for n in (LANES, FEW_LANES) if last >= n), 0)
+        last = int(self.inner[-1].size) if self.kernel.length >= tuning.LANES else 0
+        lanes = next((n for n in (tuning.LANES, tuning.FEW_LANES) if last >= n), 0)
         return self.lanes(lanes, folds, values, lets) if lanes else self.serial(folds, values, lets)
 
     def partial(self, f: Fold, value: str) -> list[Partial]:
@@ -377,11 +365,11 @@ class Function:
     def width(self, last: Axis, others: Sequence[Axis]) -> int:
         """Return the columns of a block: many, to read contiguous memory, but so few that all threads have work."""
         size, results = int(last.size), len(self.kernel.folds)
-        width = COLUMNS // max(results, 1)
+        width = tuning.COLUMNS // max(results, 1)
         if not others:
-            parts = -(-int(self.kernel.work) // COLUMNS_GRAIN)
+            parts = -(-int(self.kernel.work) // tuning.COLUMNS_GRAIN)
             width = min(width, -(-size // parts))
-        return min(size, max(FEWEST_COLUMNS, -(-width // LANES) * LANES))
+        return min(size, max(tuning.FEWEST_COLUMNS, -(-width // tuning.LANES) * tuning.LANES))
 
     def blocks(self, others: Sequence[Axis], last: Axis, width: int, body: Sequence[Statement]) -> list[Statement]:
         """Return loops over blocks of columns, of which `body` computes one."""

@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from tracegrad import tuning
 from tracegrad.dtypes import DType, f32, strides_of
 from tracegrad.kernel_source import BoundLaunch
 from tracegrad.kernels.axes import unroll
@@ -35,21 +36,6 @@ from tracegrad.render.c_stored import stored_first
 from tracegrad.render.c_tiles import paired, side_by_side
 from tracegrad.render.emit import Statement
 from tracegrad.render.gathered import Lay, Operand, blas_ready, gathered, in_memory_order, neighbours_of, reach, span
-from tracegrad.tuning import (
-    C_UNROLLED_ROWS,
-    FEW_LANES,
-    FEW_PRODUCTS,
-    IN_PLACE,
-    LANES,
-    SPANNED_ROWS,
-    STACKED,
-    STACKED_COLUMNS,
-    STACKED_FILL,
-    STACKED_ROWS,
-    STACKED_RUN,
-    STACKED_SIDE,
-    STACKED_TERMS,
-)
 
 NAME = "NAME"  # a placeholder for a function's name, until the text is known
 
@@ -62,7 +48,7 @@ def render_c(launch: BoundLaunch) -> CSource:
         for part in stored_first(x.kernel):
             f = OrderedFunction(part, {})
             whole = any(found is not None for found in (running(part), paired(f), side_by_side(f)))
-            writer = _Writer(part if whole else unroll(part, C_UNROLLED_ROWS), x.first)
+            writer = _Writer(part if whole else unroll(part, tuning.C_UNROLLED_ROWS), x.first)
             writer.write()
             steps += writer.steps
             functions |= writer.functions
@@ -104,19 +90,19 @@ class _Writer:
         If an operand is one row or one column, a fold reads the other operand just as fast in place.
         """
         matrices = min(points(p.m), points(p.n)) > 1
-        return self.kernel.length > FEW_PRODUCTS and (matrices or self.slides(p))
+        return self.kernel.length > tuning.FEW_PRODUCTS and (matrices or self.slides(p))
 
     def slides(self, p: Product) -> bool:
         """Return whether one row is multiplied by contiguous columns that overlap in memory."""
         inner = self.kernel.inner
         right = Operand(p.b, p.batch, inner, p.n)
-        if points(p.m) > 1 or points(p.n) < LANES or self.as_it_lies(right) is not None:
+        if points(p.m) > 1 or points(p.n) < tuning.LANES or self.as_it_lies(right) is not None:
             return False
         found = gathered(self.kernel, right)
         if found is None:
             return False
         lays = [found.lays.get(a.name, Lay(1, 0)) for a in p.n]
-        return any(x.step == 1 for x in lays if x.size >= FEW_LANES) or span(lays) is not None
+        return any(x.step == 1 for x in lays if x.size >= tuning.FEW_LANES) or span(lays) is not None
 
     def in_place(self, s: Fold | Store, loaded: dict[str, tuple[int, Index]]) -> bool:
         """Return whether a product or scatter has already written what `s` would store."""
@@ -201,7 +187,7 @@ class _Writer:
         if n is not None:
             b = b._replace(columns=tuple([b.columns[p.n.index(a)] for a in n]))
         apart = max([x.by * x.step for x in b.columns if x.size > 1][-1:], default=1)  # of neighbouring columns
-        few = points(p.m) * apart**2 <= SPANNED_ROWS
+        few = points(p.m) * apart**2 <= tuning.SPANNED_ROWS
         width = span(b.columns) if few else None
         side_by_side = self.stacks(p, b)
         if width is not None and not side_by_side:
@@ -220,14 +206,15 @@ class _Writer:
         lines.
         """
         m, n, k = points(p.m), points(p.n), points(self.kernel.inner)
-        near = max(n, reach([*b.rows, *b.columns])) <= STACKED
-        small = not isinstance(m, Extent) and m <= STACKED_ROWS and k <= STACKED_TERMS and near
-        return small and fills(p) and neighbours_of(b.columns) >= STACKED_RUN and n <= STACKED_COLUMNS * k
+        near = max(n, reach([*b.rows, *b.columns])) <= tuning.STACKED
+        small = not isinstance(m, Extent) and m <= tuning.STACKED_ROWS and k <= tuning.STACKED_TERMS and near
+        return small and fills(p) and neighbours_of(b.columns) >= tuning.STACKED_RUN and n <= tuning.STACKED_COLUMNS * k
 
     def small(self, p: Product, a: View, b: View) -> tuple[Spread, Spread] | None:
         """Return spread operands of many small products, where a call for each would cost too much; else None."""
         sides = [points(x) for x in (p.m, p.n, self.kernel.inner)]
-        if any(isinstance(x, Extent) or x > STACKED_SIDE for x in sides) or not fills(p) or min(b.steps[-2:]) < 0:
+        large = any(isinstance(x, Extent) or x > tuning.STACKED_SIDE for x in sides)
+        if large or not fills(p) or min(b.steps[-2:]) < 0:
             return None
         spread = spread_of(b)
         return (spread_of(a), spread) if reach([*spread.rows, *spread.columns]) <= 2 * math.prod(sides[1:]) else None
@@ -268,7 +255,7 @@ class _Writer:
             spread = self.spread(left) if lying is not None and lying.copy is None else None
             if spread is not None:
                 return spread
-        turned = found is not None and found.steps[-2] == 1 and points(inner) * found.steps[-1] <= IN_PLACE
+        turned = found is not None and found.steps[-2] == 1 and points(inner) * found.steps[-1] <= tuning.IN_PLACE
         if found is None or (found.steps[-1] != 1 and not turned):
             found = self.packed(left, by_rows=True)
         return spread_of(found)
@@ -336,4 +323,4 @@ def spread_of(v: View) -> Spread:
 def fills(p: Product) -> bool:
     """Return whether a stack has enough products to fill vectors that hold one element of each."""
     stack = math.prod(int(a.size) for a in p.batch)
-    return STACKED_FILL * (-(-stack // LANES) * LANES) <= stack
+    return tuning.STACKED_FILL * (-(-stack // tuning.LANES) * tuning.LANES) <= stack
