@@ -203,6 +203,12 @@ def test_torch_tensors_are_taken():
         one(torch.ones(2, requires_grad=True))
 
 
+def test_half_floats_of_pytorch_that_numpy_lacks_have_a_remedy() -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    with pytest.raises(InputError, match=r"x: .*BFloat16; write x.float\(\)"):
+        one(torch.ones(2).bfloat16())
+
+
 def test_extension_floats_are_taken_everywhere() -> None:
     """bfloat16 arrays have a kind of their own in NumPy, and lend no memory."""
     some = np.array([1.5, -2], pytest.importorskip("ml_dtypes").bfloat16)

@@ -382,6 +382,29 @@ def test_what_cannot_be_measured_is_refused(train, given, said):
         train.fit(x=X, y=Y, progress=False, **given)
 
 
+@pytest.mark.parametrize(
+    ("values", "dtype", "said"),
+    [
+        ([1.0, None], "Float32", "x has values that are not numbers: .*NAType"),
+        (["a", "1"], object, "x has .* 'a'; fill"),
+    ],
+)
+def test_frames_with_something_other_than_numbers_are_refused(train, values, dtype, said):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"a": pandas.array(values * 4, dtype=dtype), "b": np.zeros(8)})
+    with pytest.raises(tg.InputError, match=said):
+        train.fit(x=frame, y=np.zeros((8, 1)), progress=False)
+
+
+def test_callbacks_without_a_known_method_are_refused(train):
+    class Keras:
+        def on_epoch_end(self, epoch, logs):
+            pass
+
+    with pytest.raises(tg.InputError, match="callbacks has a Keras, which has none of the methods on_step, on_epoch"):
+        train.fit(x=X, y=Y, progress=False, callbacks=[Keras()])
+
+
 def test_frames_histories_and_the_bar_of_others(train, monkeypatch, capsys):
     pandas, auto = pytest.importorskip("pandas"), pytest.importorskip("tqdm.auto")
     pytest.importorskip("matplotlib")

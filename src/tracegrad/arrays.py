@@ -83,6 +83,8 @@ def as_array(value: Any, shapes: Sequence[tuple[Dimension, ...]] = ()) -> Array:
         why, kind = str(e), cast("type[object]", type(value)).__name__
         if isinstance(e, ValueError) and kind in ("list", "tuple"):
             why = "its lists have different lengths; pad them to one shape"
+        elif "BFloat16" in why:  # of PyTorch; NumPy has no such dtype
+            why = f"{why}; write x.float()"
         elif isinstance(e, TracegradError):  # from a traced tensor or a parameter
             raise InputError(why.partition("\n")[0]) from e
         raise InputError(f"{kind} cannot be read as an array: {why}") from e

@@ -33,6 +33,9 @@ def listed(callbacks: Any) -> list[Any]:
     for c in several:
         if isinstance(c, type):
             raise InputError.here(f"fit: callbacks has the class {c.__name__}; make one: {c.__name__}(...)")
+        if not callable(c) and not any(hasattr(c, name) for name in EVENTS):
+            names = ", ".join(EVENTS)
+            raise InputError.here(f"fit: callbacks has {shown(c)}, which has none of the methods {names}")
     return several
 
 

@@ -106,7 +106,11 @@ def _array(name: str, value: Any, t: Any) -> Any:
     """Return `value`, or the columns of a data frame, as an array. The first step checks its rank."""
     if hasattr(value, "to_numpy"):  # pandas, polars
         value = value.to_numpy()
-        value = value.astype(np.float32) if value.dtype == object and t.dtype.name == "f32" else value
+        try:
+            value = value.astype(np.float32) if value.dtype == object and t.dtype.name == "f32" else value
+        except (TypeError, ValueError) as e:  # a missing value of pandas, or text
+            remedy = "fill or drop missing values, and make numbers of text"
+            raise InputError.here(f"fit: {name} has values that are not numbers: {e}; {remedy}") from None
     try:
         return as_array(value)
     except InputError as e:
