@@ -105,6 +105,38 @@ def test_a_wrong_row_is_found(row: dict[str, Any], message: str, request: pytest
         testing.check_op(extend.elementwise(name, **(right | row), cost=1), (3, 4), low=0.5, on=["cpu"])
 
 
+@pytest.mark.usefixtures("c_compiler")
+@pytest.mark.filterwarnings("error")  # a wrong kernel warns, and NumPy computes instead
+def test_functions_of_wgsl_are_floats_in_c() -> None:
+    """C's own functions are of double, which `select` took for integers: sin(x) / x became 0."""
+    functions = {
+        "sin": "sin", "cos": "cos", "tan": "tan", "asin": "arcsin", "acos": "arccos", "atan": "arctan", "sinh": "sinh",
+        "cosh": "cosh", "tanh": "tanh", "asinh": "arcsinh", "atanh": "arctanh", "exp": "exp", "exp2": "exp2",
+        "log": "log", "log2": "log2", "trunc": "trunc", "sqrt": "sqrt",
+    }  # fmt: skip
+    ops = [
+        extend.elementwise(f"test_wgsl_{name}",
+                           array=f"xp.maximum(xp.where({{0}} > 0.5, xp.{array}({{0}}), 0.25), 0.1)",
+                           wgsl=f"max(select(0.25, {name}({{0}}), {{0}} > 0.5), 0.1)", cost=9)
+        for name, array in functions.items()
+    ]  # fmt: skip
+    two = [
+        extend.elementwise(f"test_wgsl_{name}", array=f"xp.maximum(xp.{array}({{0}}, {{1}}), 0.1)",
+                           wgsl=f"max({name}({{0}}, {{1}}), 0.1)", cost=9)
+        for name, array in (("pow", "power"), ("atan2", "arctan2"))
+    ]  # fmt: skip
+    x = np.linspace(0.05, 0.95, 19, dtype=np.float32)
+    infer = tg.compile_forward(
+        model={},
+        forward=lambda m, x: (*[f(x) for f in ops], *[f(x, x) for f in two]),
+        inputs={"x": (19,)},
+        device="cpu",
+    )
+    with infer:
+        for got, f in zip(infer.run(x=x).output, [*ops, *(lambda x, f=f: f(x, x) for f in two)], strict=True):
+            np.testing.assert_allclose(got, f(x.astype(np.float64)), rtol=1e-6)
+
+
 @pytest.mark.parametrize("cc", ["", "off"])
 def test_an_array_rule_can_be_a_function_in_c_and_numpy(cc: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRACEGRAD_CC", cc)

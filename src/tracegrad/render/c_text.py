@@ -169,6 +169,12 @@ static OPAQUE void turn(const void *from, long step, long rows, long columns, vo
 }
 """
 
+# Functions of WGSL that users' ops can call. Without these macros C computes them in double, which `select` lacks.
+MATHS = (
+    "acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "exp", "exp2", "log", "log2", "sin", "sinh",
+    "tan", "tanh", "trunc",
+)  # fmt: skip
+
 PRELUDE = "\n".join(
     [
         "#define true 1",
@@ -179,6 +185,8 @@ PRELUDE = "\n".join(
         "#define ceil(x) __builtin_ceilf(x)",
         "#define round(x) __builtin_rintf(x)",
         "#define sqrt(x) __builtin_sqrtf(x)",
+        *[f"#define {name}(x) __builtin_{name}f(x)" for name in MATHS],
+        *[f"#define {name}(x, y) __builtin_{name}f(x, y)" for name in ("atan2", "pow")],
         "typedef struct { float x, y; } vec2_f32;",
         "static inline vec2_f32 vec2_f32_(float x, float y) { return (vec2_f32){x, y}; }",
         *[
