@@ -159,7 +159,7 @@ def r2_score(prediction: Any, target: Any) -> Tensor:
     Gradient:           to both: the derivatives of this formula.
     Raises:             ShapeError or DTypeError if shapes or dtypes differ.
 
-    As sklearn.metrics.r2_score of one output, and torchmetrics.functional.r2_score for PyTorch.
+    As sklearn.metrics.r2_score of one output with force_finite=False, and torchmetrics.functional.r2_score for PyTorch.
 
     >>> metrics.r2_score([1.0, 2.0, 3.0], [1.0, 2.0, 4.0])
     tensor(0.78571427)

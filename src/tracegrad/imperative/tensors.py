@@ -42,8 +42,8 @@ def _in_place(name: str) -> Callable[[Any, Any], Any]:
 class GradTensor(TensorMethods):
     """A tensor with values: every op on it runs at once, and `backward` fills the gradients of its leaves.
 
-    Make one with `tg.tensor` or `tg.parameter`, which describe the arguments. Ops never change values in place: arrays
-    that you pass are copied, `data` is read-only, and `numpy()` returns a copy. As torch.Tensor.
+    Make one with `tg.tensor` or `tg.parameter`, which describe the arguments. As torch.Tensor, but no op changes values
+    in place: arrays that you pass are copied, `data` is read-only, and `numpy()` returns a copy.
 
     >>> tg.tensor([[1.0, 2.0]]) * 3
     tensor([[3., 6.]])

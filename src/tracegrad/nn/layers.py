@@ -230,8 +230,8 @@ class BatchNorm(Module):
     x and the result: f32[B, dim, ...]; axis 1 has the channels.
     g, b:   f32[dim], at first ones and zeros. With affine=False, the layer has neither.
     states: mean f32[dim], at first zeros, and var f32[dim], at first ones. Two calls in one loss update them twice.
-    Raises: InputError if `momentum` is outside [0, 1]; when called, ShapeError if x has another number of channels, or
-            in training only one value per channel, and InputError if `eps` is negative.
+    Raises: ShapeError if `dim` is below 1; InputError if `momentum` is outside [0, 1]. When called, ShapeError if x has
+            another number of channels, or in training only one value per channel; InputError if `eps` is negative.
 
     >>> tg.instantiate(nn.BatchNorm(3), seed=0)(np.ones((2, 3), np.float32)).shape
     (2, 3)

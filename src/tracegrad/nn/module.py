@@ -189,8 +189,8 @@ def named_parameters(model: Any) -> dict[str, Any]:
     Returns: for each name a `tg.Parameter`, a declaration without values. For a model that has its arrays, the values
              are tensors: a loss or forward receives such a model, and `tg.instantiate` returns one. A parameter with
              several paths is listed once, under the first.
-    Raises:  TraceError if `model` is not a tree of modules, and if two parameters have the same path, as with the keys
-             1 and "1" of a dict.
+    Raises:  TraceError if `model` is not a tree of modules, and if two parameters have the same path, for example for
+             the keys 1 and "1" of a dict.
 
     `train.params()` returns the arrays of a training. As dict(module.named_parameters()) of
     PyTorch, so write `.items()` for the pairs.

@@ -161,9 +161,9 @@ def _scanned(step: Callable[..., Any], carry: Carry, xs: Any, n: int, reverse: b
 
 
 class RNN(Recurrent):
-    """A recurrent network (Elman 1990), h' = tanh(W_ih x + b_ih + W_hh h + b_hh) for each element x of a sequence.
+    """A recurrent network (Elman 1990), h' = tanh(W_ih x + b_ih + W_hh h + b_hh) for each vector x of a sequence.
 
-    input_dim, hidden_dim: sizes of an element x and of the state h.
+    input_dim, hidden_dim: sizes of a vector x and of the state h.
     layers:        number of layers; each runs on the outputs of the previous one.
     bidirectional: True: also run from the end to the start, and concatenate both outputs. Then directions = 2, else 1.
     dropout:       probability of dropping an element of a layer's output, if training=True. The last layer has none.
@@ -174,7 +174,7 @@ class RNN(Recurrent):
     lengths: i32[B], from 0 to T: lengths of the sequences; None: all are T. After a sequence's end, y is 0 and the
              state is kept, so a length of 0 gives the given state, where PyTorch's pack_padded_sequence raises. Lengths
              that a program computes are not checked: one below 0 counts as 0, and one above T as T.
-    y:       f32[B, T, directions * hidden_dim]: h after each element.
+    y:       f32[B, T, directions * hidden_dim]: h after each x.
 
     The weights of each layer and direction are in a cell: `cells.0`, ..., layer by layer, forward before backward. A
     cell has W_ih f32[G hidden_dim, size of x], W_hh f32[G hidden_dim, hidden_dim], and b_ih and b_hh f32[G hidden_dim].

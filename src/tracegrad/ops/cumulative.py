@@ -374,7 +374,8 @@ def segment_softmax(x: Operand, segments: Operand, n: int) -> Tensor:
     segments: i32 of rank 1: the segment of each slice, from 0 to n - 1, in any order. Other numbers, also negative
               ones, raise IndexError; an input with one fails the run. Numbers that a program computes are clamped.
     n:        the number of segments.
-    Returns:  f32, the shape of `x`. Each segment sums to 1. If all scores of a segment are -inf, they become NaN.
+    Returns:  f32, the shape of `x`. Each segment sums to 1. A segment is NaN if all its scores are -inf, or one is inf
+              or NaN.
     Gradient: out * (dy - sum of dy * out over the segment), dy the result's gradient; none to `segments`.
     Raises:   ShapeError unless `segments` has one number for each slice; DTypeError if `x` is not f32 or `segments` not
               i32. For a number out of range, see `segments`.

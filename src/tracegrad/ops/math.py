@@ -132,7 +132,8 @@ def fmod(a: Operand, b: Operand) -> Tensor:
     Gradient: 1 to `a`, -trunc(a / b) to `b`; none for integers.
     Raises:   DTypeError for other or differing dtypes; ShapeError if the shapes do not broadcast.
 
-    As numpy.fmod, torch.fmod and C's fmod. `remainder`, the operator `a % b`, has the sign of `b`.
+    As C's fmod, numpy.fmod and torch.fmod. For integers with b = 0, NumPy gives 0 and PyTorch raises. `remainder`, the
+    operator `a % b`, has the sign of `b`.
 
     >>> tg.fmod([7.0, -7.0], 3.0)
     tensor([ 1., -1.])

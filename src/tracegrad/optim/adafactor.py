@@ -97,7 +97,7 @@ def adafactor(
 
     `scale_by_adafactor` explains beta2_decay, eps1, eps2 and d. The learning rate is at most 1 / sqrt(step). The
     state has m + n numbers for a matrix [m, n], and n for a vector [n].
-    weight_decay: applies to decayed parameters; see `nn.decays`.
+    weight_decay: does not apply to biases and gains; see `nn.decays`.
     lr, options, errors: see `Options`. As torch.optim.Adafactor.
 
     >>> optim.adafactor(lr=1e-2, eps1=1e-7)

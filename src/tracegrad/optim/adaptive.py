@@ -52,7 +52,7 @@ def adadelta(
 
     v <- rho v + (1 - rho) g^2 before the step, and u <- rho u + (1 - rho) d^2 after it, where the step is -lr d. Both
     start at 0.
-    weight_decay: an L2 penalty: adds weight_decay * p to g for decayed parameters; see `nn.decays`.
+    weight_decay: an L2 penalty: adds weight_decay * p to g, except for biases and gains; see `nn.decays`.
     lr, options, errors: see `Options`. As torch.optim.Adadelta.
 
     >>> optim.adadelta(lr=1.0)
@@ -95,7 +95,7 @@ def adagrad(
     """Make an Adagrad optimizer: p <- p - lr / (1 + (step - 1) lr_decay) * g / (sqrt(s) + eps), after s <- s + g^2.
 
     initial_accumulator_value: s before the first step. `step` counts updates from 1.
-    weight_decay: an L2 penalty: adds weight_decay * p to g for decayed parameters; see `nn.decays`.
+    weight_decay: an L2 penalty: adds weight_decay * p to g, except for biases and gains; see `nn.decays`.
     lr, options, errors: see `Options`. As torch.optim.Adagrad (Duchi et al. 2011).
 
     >>> optim.adagrad(lr=1e-2)
@@ -174,7 +174,7 @@ def nadam(
 
     beta1, beta2, eps: as for `adam`.
     momentum_decay: Nesterov's factor in each step is beta1 (1 - 0.96^(step momentum_decay) / 2).
-    weight_decay: an L2 penalty: adds weight_decay * p to g for decayed parameters; see `nn.decays`.
+    weight_decay: an L2 penalty: adds weight_decay * p to g, except for biases and gains; see `nn.decays`.
     decoupled_weight_decay: True: decay as AdamW instead, p <- (1 - lr weight_decay) p.
     lr, options, errors: see `Options`. As torch.optim.NAdam (Dozat 2016).
 
@@ -263,7 +263,7 @@ def radam(
     The factor is below 1 and grows to 1, so steps are smaller while v_hat is uncertain. See `scale_by_radam`.
 
     beta1, beta2, eps: as for `adam`.
-    weight_decay: an L2 penalty: adds weight_decay * p to g for decayed parameters; see `nn.decays`.
+    weight_decay: an L2 penalty: adds weight_decay * p to g, except for biases and gains; see `nn.decays`.
     decoupled_weight_decay: True: decay as AdamW instead, p <- (1 - lr weight_decay) p.
     lr, options, errors: see `Options`. As torch.optim.RAdam (Liu et al. 2020).
 
@@ -304,7 +304,7 @@ def lamb(
     u = m_hat / (sqrt(v_hat) + eps) + weight_decay * p, where m_hat and v_hat are those of `adam`.
     norm is the Euclidean length over all elements. If norm(p) or norm(u) is 0: p <- p - lr * u.
     beta1, beta2: factors of the running means, as for `adam`.
-    weight_decay: applies to decayed parameters; see `nn.decays`.
+    weight_decay: does not apply to biases and gains; see `nn.decays`.
     lr, options, errors: see `Options`.
 
     >>> optim.lamb(lr=1e-3)

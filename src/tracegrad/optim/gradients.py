@@ -119,7 +119,7 @@ def accumulate(every: int, inner: Transform) -> Transform:
     every:  an integer from 1 to 2^24. Steps are counted exactly up to step 2^24.
     inner:  a transform, such as `scale_by_adam()` or a chain. It counts updates, not steps, so its bias corrections are
             those of one large batch. Schedules of the learning rate count steps.
-    Raises: InputError for another `every` or `inner`, and for `accumulate` in `accumulate`.
+    Raises: InputError unless `every` is in this range and `inner` a transform, and for `accumulate` in `accumulate`.
 
     In all other steps the parameters and the state of `inner` do not change. As optax.MultiSteps.
 

@@ -251,7 +251,7 @@ def sgd(
 
     g is the gradient, p a parameter, and m starts at 0.
     nesterov:     True: p <- p - lr (g + momentum m), with the new m.
-    weight_decay: an L2 penalty: adds weight_decay * p to g for decayed parameters; see `nn.decays`.
+    weight_decay: an L2 penalty: adds weight_decay * p to g, except for biases and gains; see `nn.decays`.
     lr, options, errors: see `Options`. Raises InputError for nesterov without momentum. As torch.optim.SGD.
 
     >>> optim.sgd(lr=0.1, momentum=0.9, nesterov=True)
@@ -276,7 +276,7 @@ def adam(
 
     m_hat = m / (1 - beta1^step), with m <- beta1 m + (1 - beta1) g for the gradient g. `step` counts updates from 1.
     v_hat = v / (1 - beta2^step), with v <- beta2 v + (1 - beta2) g^2. m and v start at 0.
-    weight_decay: an L2 penalty: adds weight_decay * p to g for decayed parameters; see `nn.decays`. `adamw` decays the
+    weight_decay: an L2 penalty: adds weight_decay * p to g, except for biases and gains; see `nn.decays`. `adamw` decays the
                   parameters apart from the gradient.
     lr, options, errors: see `Options`. As torch.optim.Adam (Kingma and Ba 2015).
 
@@ -298,7 +298,7 @@ def adamw(
     """Make an AdamW optimizer: p <- (1 - lr * weight_decay) p - lr * m_hat / (sqrt(v_hat) + eps).
 
     m_hat and v_hat are those of `adam`: means of the gradient and of its square, with the factors beta1 and beta2.
-    weight_decay: applies to decayed parameters; see `nn.decays`. A schedule of lr scales the decay, too.
+    weight_decay: does not apply to biases and gains; see `nn.decays`. A schedule of lr scales the decay, too.
     lr, options, errors: see `Options`. As torch.optim.AdamW (Loshchilov and Hutter 2019).
 
     >>> optim.adamw(lr=1e-3, weight_decay=0.1)
@@ -315,7 +315,7 @@ def lion(
 
     Then m <- beta2 m + (1 - beta2) g for the gradient g; m starts at 0. The learning rate should be 3 to 10 times
     smaller than for adamw, and weight_decay larger by the same factor (Chen et al. 2023).
-    weight_decay: applies to decayed parameters; see `nn.decays`. lr, options, errors: see `Options`.
+    weight_decay: does not apply to biases and gains; see `nn.decays`. lr, options, errors: see `Options`.
 
     >>> optim.lion(lr=1e-4)
     optim.lion(lr=0.0001, beta1=0.9, beta2=0.99)
@@ -338,7 +338,7 @@ def rmsprop(
     alpha:        factor of the mean: v <- alpha v + (1 - alpha) g^2.
     centered:     True: divide by sqrt(v - a^2) + eps instead, the standard deviation; a is the running mean of g.
     momentum:     m <- momentum m + g / (sqrt(v) + eps), and p <- p - lr m.
-    weight_decay: an L2 penalty: adds weight_decay * p to g for decayed parameters; see `nn.decays`.
+    weight_decay: an L2 penalty: adds weight_decay * p to g, except for biases and gains; see `nn.decays`.
     lr, options, errors: see `Options`. As torch.optim.RMSprop.
 
     >>> optim.rmsprop(lr=1e-2)
@@ -372,7 +372,7 @@ def muon(
     adjust_lr:     "original": Keller Jordan's factor. "match_rms_adamw": steps as large as AdamW's, so that a learning
                    rate for adamw suits. `scale_by_muon` has both factors.
     adam_lr_scale: parameters of AdamW take steps with the rate lr * adam_lr_scale, but decay with lr.
-    weight_decay:  p <- (1 - lr * weight_decay) p for decayed parameters; see `nn.decays`.
+    weight_decay:  p <- (1 - lr * weight_decay) p, except for biases and gains; see `nn.decays`.
     momentum, nesterov, eps, ns_steps, beta1, beta2, adam_eps: see `scale_by_muon`.
     lr, options, errors: see `Options`. Unlike torch.optim.Muon, it takes all parameters, and orthogonalizes in f32.
 
