@@ -363,6 +363,11 @@ ODD: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         tg.ShapeError,
         "length must be an integer",
     ),
+    "scan: carry": (
+        lambda: ANY.scan(lambda c, x: (tg.cast(c, tg.i32), x), f(2), length=2),
+        tg.DTypeError,
+        "fn changes the type of the carry: it gets f32[2] and returns i32[2]",
+    ),
     "col2im": (lambda: ANY.col2im(f(1, 4, 4), tg.f32, 2), tg.TracegradError, ""),
     "Module": (lambda: ANY.Module(3), tg.errors.CallError, "Module: takes no arguments"),
     "orthogonal": (lambda: ANY.init.orthogonal(stacked=-1), tg.InputError, "stacked must be an integer of at least 0"),

@@ -221,8 +221,13 @@ def scan(
             got = type(cast("object", result)).__name__
             raise TraceError.here(f"scan: fn must return a pair (carry, y), got a {got}; y may be None")
         before, (carry, y) = carry, result
-        if (was := _shapes(before)) != (now := _shapes(new_carry(before, carry))):
+        new = new_carry(before, carry)
+        if (was := _shapes(before)) != (now := _shapes(new)):
             raise ShapeError.here(f"scan: fn changes the shapes of the carry: it gets {was} and returns {now}")
+        for a, b in zip(tree_leaves(before), new):
+            if isinstance(a, GradTensor) and isinstance(b, GradTensor) and a.dtype is not b.dtype:
+                what = f"it gets {a.type} and returns {b.type}; cast init with tg.cast"
+                raise DTypeError.here(f"scan: fn changes the type of the carry: {what}")
         ys.append(y)
     ordered = ys[::-1] if reverse else ys
     return tree_map(ops.asarray, carry), tree_map(lambda *parts: ops.stack(parts), *ordered)
