@@ -15,7 +15,7 @@ from tracegrad.refusals import Value, absent
 class Captures(Mapping[str, Any]):
     """The values that `tg.capture(name, x)` recorded in one step or run: a mapping from names to NumPy arrays.
 
-    Another name raises `MissingKeyError`, which is also a KeyError.
+    An unknown name raises `MissingKeyError`, which is also a KeyError.
 
     >>> def forward(m, x):
     ...     return tg.sum(tg.capture("hidden", m(x)))

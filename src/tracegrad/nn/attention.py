@@ -156,7 +156,7 @@ class TransformerBlock(Module):
     """Attention, then a feed-forward network of two layers, each with a residual. As torch.nn.TransformerEncoderLayer.
 
     norm_first=True:  h = x + attention(norm1(x)),  y = h + linear2(f(linear1(norm2(h))))
-    norm_first=False: h = norm1(x + attention(x)),  y = norm2(h + linear2(f(linear1(h)))), PyTorch's default
+    norm_first=False: h = norm1(x + attention(x)),  y = norm2(h + linear2(f(linear1(h)))) (PyTorch's default)
 
     dim, n_heads, kv_heads, causal, cache, rope: as for `MultiheadAttention`, the attribute `self_attn`.
     hidden:       size between linear1 and linear2, by default 4 dim.

@@ -276,8 +276,8 @@ def adam(
 
     m_hat = m / (1 - beta1^step), with m <- beta1 m + (1 - beta1) g for the gradient g. `step` counts updates from 1.
     v_hat = v / (1 - beta2^step), with v <- beta2 v + (1 - beta2) g^2. m and v start at 0.
-    weight_decay: an L2 penalty: adds weight_decay * p to g, except for biases and gains; see `nn.decays`. `adamw` decays the
-                  parameters apart from the gradient.
+    weight_decay: an L2 penalty: adds weight_decay * p to g, except for biases and gains; see `nn.decays`. `adamw`
+                  decays the parameters apart from the gradient.
     lr, options, errors: see `Options`. As torch.optim.Adam (Kingma and Ba 2015).
 
     >>> optim.adam(lr=1e-3, clip_grad_norm=1.0)
