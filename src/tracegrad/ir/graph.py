@@ -28,8 +28,8 @@ class Graph(Value):
     captures:  the values of `tg.capture`.
     writes:    what a run stores: new states of the model, and with an optimizer new parameters and optimizer state.
     precision: "f32" or "f16". With "f16", kernels store intermediate values in half precision.
-    ends:      names of inputs whose value is a size of at least 1. Loops over such an axis end there: later elements
-               are masked, and get no memory.
+    ends:      names of inputs with a size of at least 1, where loops end: elements from this size on are masked, and
+               get no memory.
 
     As a jaxpr of JAX, and torch.fx.Graph.
 
