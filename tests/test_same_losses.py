@@ -67,17 +67,6 @@ def page_losses(browser: Any, served: tuple[str, Path], name: str) -> list[float
     return [r["losses"][0] for r in results]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", JOBS)
-def test_one_adapter_gives_the_same_losses_to_page_and_python(
-    browser: Any, served: tuple[str, Path], name: str, webgpu: None
-) -> None:
-    page = page_losses(browser, served, name)
-    np.testing.assert_allclose(page, native_swiftshader()[name], rtol=SAME_ADAPTER)
-    np.testing.assert_allclose(page, cpu_run(name).losses, rtol=LOSS)
-    np.testing.assert_allclose(page, run(JOBS[name], "webgpu").losses, rtol=LOSS)
-
-
 MODELS = {"models.py": (Path(__file__).parent / "models.py").read_text(encoding="utf-8")}
 SOURCES = {  # of JOBS, for a Python that has no PyTorch
     "sine": "sine(batch=64, width=32, optimizer=adamw)",
@@ -88,9 +77,13 @@ SOURCES = {  # of JOBS, for a Python that has no PyTorch
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", JOBS)
-def test_one_adapter_gives_the_same_losses_to_page_and_pyodide(
-    browser: Any, served: tuple[str, Path], python: Python, name: str
+def test_one_adapter_gives_the_same_losses_to_page_python_and_pyodide(
+    browser: Any, served: tuple[str, Path], python: Python, name: str, webgpu: None
 ) -> None:
+    page = page_losses(browser, served, name)
+    np.testing.assert_allclose(page, native_swiftshader()[name], rtol=SAME_ADAPTER)
+    np.testing.assert_allclose(page, cpu_run(name).losses, rtol=LOSS)
+    np.testing.assert_allclose(page, run(JOBS[name], "webgpu").losses, rtol=LOSS)
     inputs = [{k: x.tolist() for k, x in batch.items()} for batch, _ in zip(JOBS[name].batches(), range(STEPS))]
     code = f"""
     from models import *
@@ -103,5 +96,5 @@ def test_one_adapter_gives_the_same_losses_to_page_and_pyodide(
     losses, program = python.run(code, MODELS, inputs=inputs)
     with compiled(JOBS[name].training) as train:
         assert program == train.program.to_json()
-    np.testing.assert_allclose(losses, page_losses(browser, served, name), rtol=SAME_ADAPTER)
+    np.testing.assert_allclose(losses, page, rtol=SAME_ADAPTER)
     np.testing.assert_allclose(losses, cpu_run(name).losses, rtol=LOSS)
