@@ -133,6 +133,21 @@ def test_short_rows_are_turned_where_compilers_would_make_no_vectors(name: str) 
     assert (TURN in text(fn, (1000, 7))) == turns
 
 
+@pytest.mark.parametrize(
+    "width, turns", [(32, (True, True)), (47, (True, True)), (48, (False, True)), (64, (False, True))]
+)
+def test_longer_rows_are_turned_only_where_each_calls_a_function(width: int, turns: tuple[bool, bool]) -> None:
+    """A variance calls none; the logarithm of log_softmax is of one number a row."""
+
+    def variance(x: Tensor) -> Tensor:
+        return tg.var(x, -1)
+
+    def logarithms(x: Tensor) -> Tensor:
+        return tg.log_softmax(x, -1)
+
+    assert tuple([TURN in text(fn, (1000, width)) for fn in (variance, logarithms)]) == turns
+
+
 def test_lanes_beyond_the_last_row_read_its_memory() -> None:
     """The next row of the wide array would lie behind all of it: 17 rows are computed as 32."""
 

@@ -132,7 +132,8 @@ def _folds_short_rows(f: Function) -> bool:
     """Return whether a kernel folds rows that are so short that 16 of them side by side are faster.
 
     A vector along a row ends each fold with steps that wait for each other. For one fold, transposing takes as long,
-    unless rows are shorter than a vector and call functions.
+    unless rows are shorter than a vector and call functions. Neither is it faster for rows of three vectors, unless
+    each row calls a function of its results, as log_softmax does: one number takes as long as a vector.
     """
     kernel, twice = f.kernel, len(fold_batches(f.kernel)) > 1
     called = any(x.product or x.scatter for x in kernel.folds)
@@ -142,10 +143,18 @@ def _folds_short_rows(f: Function) -> bool:
     if not inner.fixed or not tuning.SHORT_ROWS <= inner.size <= tuning.LONG_ROWS:
         return False
     if inner.size >= tuning.LANES:
-        return twice and not column_wise(kernel)
+        long = inner.size >= tuning.CALLING_ROWS and not _calls(f, [s.value for s in kernel.body])
+        return twice and not long and not column_wise(kernel)
     values = walk([x.value for x in kernel.folds])
     rows = [*(x.prim.combine for x in kernel.folds), *(v.arg[0] for v in values if v.op == "map")]
     return twice or any(PRIMITIVES[name].helper for name in rows)
+
+
+def _calls(f: Function, roots: Sequence[Value]) -> list[Value]:
+    """Return the costly functions that are computed once for each row."""
+    fixed = f.expressions([a.name for a in f.inner])
+    calls = [v for v in walk(roots) if v.op == "map" and PRIMITIVES[v.arg[0]].cost >= tuning.LONG_CALL]
+    return [v for v in calls if not fixed.varies(v)]
 
 
 def lane_loops(f: Function) -> list[Statement] | None:
@@ -200,10 +209,9 @@ class _Lanes:
 
     def call(self, roots: Sequence[Value]) -> None:
         """Compute costly functions of the rows' results, each for 16 rows at once."""
-        emit, fixed = self.f.expressions(), self.f.expressions([self.inner.name])
+        emit = self.f.expressions()
         emit.loaded = self.held
-        calls = [v for v in walk(roots) if v.op == "map" and PRIMITIVES[v.arg[0]].cost >= tuning.LONG_CALL]
-        calls = [v for v in calls if v not in self.held and not fixed.varies(v)]
+        calls = [v for v in _calls(self.f, roots) if v not in self.held]
         texts, names = emit.values(calls, loop=False), [f"h{len(self.held) + k}_" for k in range(len(calls))]
         for v, name in zip(calls, names):
             self.array(v, name)
