@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from tracegrad import lr, optim
+import tracegrad as tg
+from tracegrad import lr, nn, optim
 from tracegrad.dtypes import TensorType, bool_, f32
 from tracegrad.errors import CallError, InputError
 from tracegrad.hypers import leaf_value
@@ -304,6 +305,16 @@ def test_accumulated_steps_equal_steps_with_the_average_gradient(k, make):
         assert not small.state["accumulated"].any()
         large.step({n: np.mean([g[n] for g in group], axis=0) for n in SHAPES})
         np.testing.assert_allclose(small.p, large.p, rtol=1e-5, atol=1e-5)
+
+
+def test_a_schedule_counts_all_steps_of_an_accumulation() -> None:
+    one = np.ones((1, 1), np.float32)
+    with tg.compile(
+        model=nn.Linear(1, 1, bias=False), loss=lambda m, x: tg.sum(m(x)), inputs={"x": (1, 1)},
+        optimizer=optim.sgd(lr.linear(1.0, 0.0, 4), accumulate=2), seed=0, device="cpu",
+    ) as train:  # fmt: skip
+        values = [train.params()["W"].item()] + [train.step(x=one) and train.params()["W"].item() for _ in range(4)]
+    np.testing.assert_allclose(np.diff(values), [0, -0.75, 0, -0.25], atol=1e-6)
 
 
 def test_accumulate_applies_on_time_late_in_a_long_training():

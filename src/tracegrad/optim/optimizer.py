@@ -39,7 +39,8 @@ class Options(TypedDict, total=False):
     ema:              keep a running average of the parameters with this factor, such as 0.999; default None: no
                       average. `train.download_params(ema=True)` reads the average. With `accumulate=`, it moves at each
                       update.
-    accumulate:       k: update at every k-th step only, with the mean of k gradients. Default 1.
+    accumulate:       k: update at every k-th step only, with the mean of k gradients. Default 1. A schedule counts all
+                      steps: for n updates it takes `steps=n * k`.
     groups:           values for some parameters: {"backbone.*": {"lr": 0.1}, "*.b": {"weight_decay": 0.0}}. A key is a
                       pattern of names, where `*` matches any text, or a function of the name. The first match counts.
                       "lr" is a factor on the learning rate; other values replace the optimizer's.
