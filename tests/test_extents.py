@@ -412,6 +412,28 @@ def test_a_result_and_small_inputs_of_a_small_run_are_moved_alone(device: Native
         device.run(handle, [{"x": x}])
 
 
+def test_gradients_of_filters_gather_the_windows_of_a_run(c_session: CpuSession) -> None:
+    """Images that a run does not have are NaN in memory."""
+
+    def forward(m: Any, x: Any) -> Any:
+        w = tg.sin(tg.cast(tg.arange(16 * 8 * 9), tg.f32)).reshape(16, 8, 3, 3)
+        return tg.grad(lambda w: tg.sum(tg.square(tg.conv2d(x, w, padding=1, dilation=2))))(w)
+
+    made = many(lambda n: ForwardSource(Weight(), forward, {"x": (n, 8, 9, 11)}), 40)
+    steps = [s for k in made.built.program.kernels for s in k.texts["c"].steps if isinstance(s, GatheredStep)]
+    assert any(isinstance(s.k, Extent) for s in steps)
+    x = np.random.default_rng(0).normal(size=(made.room["n"], 8, 9, 11)).astype(np.float32)
+    base = c_session.load(made.built.program)
+    for n in (len(x), 2, 17, 39, 1):
+        c_session.run(base, [{"x": np.full_like(x, np.nan), **numbers_of(made.built)}])
+        now = at_size(made, n)
+        assert now is not None
+        handle = c_session.load(now.program, base)
+        (found,) = c_session.run(handle, [{"x": x[:n], **numbers_of(now)}]).outputs()
+        want = forward(None, tg.tensor(x[:n])).numpy()
+        np.testing.assert_allclose(found["output"], want, rtol=0, atol=2e-6 * np.abs(want).max() + 1e-7)
+
+
 def test_small_images_beyond_a_run_are_not_multiplied(c_session: CpuSession) -> None:
     """Vectors go on from one row of a small image to the next, in memory whose size is that of the capacity."""
 

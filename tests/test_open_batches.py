@@ -175,7 +175,10 @@ class Words(tg.Module):
 def test_long_sums_over_a_batch_and_words_have_parts(
     runner: str, in_front: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Gradients of weights and of tables sum over both. In one part, few workgroups of a GPU would have work."""
+    """Gradients of weights and of tables sum over both. In one part, few workgroups of a GPU would have work.
+
+    On a CPU, products have one part.
+    """
     device = shared_on(runner, monkeypatch)
 
     def loss(m: Words, x: Any, y: Any) -> Any:
@@ -198,4 +201,4 @@ def test_long_sums_over_a_batch_and_words_have_parts(
         forms = [f for k in train.program.kernels for f in k.forms if f.product]
     over_words = [f for f in forms if f.scatter or f.rows >= 32 * 48]
     assert len(over_words) >= 2
-    assert all(f.length < 96 * 8 for f in over_words)
+    assert all(f.length < 96 * 8 for f in over_words if f.scatter or runner == "webgpu")

@@ -21,6 +21,7 @@ from tracegrad.kernels.fuse import Schedule
 from tracegrad.kernels.tails import End, Ends, Tail, moved
 from tracegrad.prims.leaves import iota, leaf
 from tracegrad.prims.views import window
+from tracegrad.render.c_steps import GatheredStep
 from tracegrad.runtime.cpu import CpuSession
 
 # a kernel that fails its check runs in NumPy, with right numbers
@@ -71,7 +72,7 @@ def columns(x: Tensor, v: Tensor, w: Tensor, c: Tensor, n: Tensor) -> Tensor:
 
 
 def kernel_gradient(x: Tensor, v: Tensor, w: Tensor, c: Tensor, n: Tensor) -> Tensor:
-    """The gradient of a convolution's weights, whose windows are read where they lie: all terms are summed."""
+    """The gradient of a convolution's weights, whose windows are read where they lie."""
     windows = window(tg.pad(masked(x, 1, n), [(0, 0), (2, 2), (0, 0)]).swapaxes(1, 2), 2, 5)
     right = windows.permute(1, 3, 0, 2).reshape(D * 5, B * T)
     return masked(tg.tanh(x), 1, n).reshape(B * T, D).T @ right.T
@@ -122,6 +123,13 @@ def test_where_loops_can_end() -> None:
     assert ends(graph_of(terms)[0]) >= {End("m", tail), End("k", tail)}
     assert ends(graph_of(scores)[0]) >= {End("m", tail), End("n", tail), End("k", tail), End("i", tail), End("j", tail)}
     assert not ends(Graph(graph_of(rows)[0].outputs))
+
+
+def test_windows_are_gathered_up_to_the_size() -> None:
+    program = make_program(graph_of(kernel_gradient)[0], NOTHING, {}, {})
+    (step,) = [s for k in program.kernels for s in k.texts["c"].steps if isinstance(s, GatheredStep)]
+    assert step.terms is not None
+    assert (step.k, step.terms[1]) == (B * T, T)
 
 
 def test_a_tail_is_a_digit() -> None:

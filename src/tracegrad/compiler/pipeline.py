@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import wraps
 from typing import Any
 
+from tracegrad import tuning
 from tracegrad.compiler.assemble import assemble
 from tracegrad.compiler.layout import Persistent
 from tracegrad.compiler.places import make_plan, plan_kernels
@@ -59,13 +60,14 @@ def optimize(graph: Graph, watch: Watch | None = None, open_size: int = 0) -> St
 
     open_size: the size of a batch that calls choose, if there is one. No other axis is a multiple of it. A sum that
                grows with the batch is not split, because its parts would come before the axes of its result, and so
-               before the batch.
+               before the batch. On a CPU, where loops end, products are not split either.
     """
+    most = tuning.OPEN_PARTS if graph.ends is None else 1
     passes: tuple[Callable[[Graph], Graph], ...] = (
         of_roots(expand_composites),
         of_roots(simplify),
         lift,
-        of_roots(split_fixed(open_size) if open_size else split_long),
+        of_roots(split_fixed(open_size, most) if open_size else split_long),
         of_roots(simplify),
         place_results,
     )

@@ -244,7 +244,7 @@ def _built(
             roomy = _in_rooms([lift(graph) for graph in given], at, names, exact)
         except UnsizedError:  # such as: memory that is worth it at one size only
             roomy = _in_rooms(given, at, names, exact)
-    ends = () if gpu else tuple([SIZE.format(name) for name in names if name != exact_name])
+    ends = None if gpu else tuple([SIZE.format(name) for name in names if name != exact_name])
     graphs = [replace(r.graph, ends=ends) for r in roomy]
     try:
         if pair:

@@ -29,7 +29,7 @@ class Graph(Value):
     writes:    what a run stores: new states of the model, and with an optimizer new parameters and optimizer state.
     precision: "f32" or "f16". With "f16", kernels store intermediate values in half precision.
     ends:      names of inputs with a size of at least 1, where loops end: elements from this size on are masked, and
-               get no memory.
+               get no memory. None on a GPU, where no loop ends.
 
     As a jaxpr of JAX, and torch.fx.Graph.
 
@@ -42,7 +42,7 @@ class Graph(Value):
     captures: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     writes: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     precision: str = "f32"
-    ends: tuple[str, ...] = ()
+    ends: tuple[str, ...] | None = ()
 
     @property
     def roots(self) -> list[Tensor]:

@@ -26,12 +26,13 @@ def split_long(roots: Sequence[Tensor]) -> list[Tensor]:
     return rewrite(roots, _split)
 
 
-def split_fixed(open_size: int) -> Callable[[Sequence[Tensor]], list[Tensor]]:
+def split_fixed(open_size: int, most: int) -> Callable[[Sequence[Tensor]], list[Tensor]]:
     """Return `split_long` for a batch of `open_size` that calls choose. Values that do not grow are split as usual.
 
     A sum over the batch and other axes becomes two: over the other axes for each example, then over the batch. A
     product is split like this only if its results are few, because they are written and read once for each example.
-    Else, like a scatter, it is split by the other axes: each part is a sum over the batch.
+    Else, like a scatter, it is split by the other axes: each part is a sum over the batch. A product has at most
+    `most` of these parts.
     """
 
     def grows(*shapes: Sequence[int]) -> bool:
@@ -47,7 +48,7 @@ def split_fixed(open_size: int) -> Callable[[Sequence[Tensor]], list[Tensor]]:
         if t.prim is MATMUL:
             a, b = inputs
             each = _product_of_each(t, a, b, open_size)
-            return _product_by_others(t, a, b, open_size) if each is None else each
+            return _product_by_others(t, a, b, open_size, most) if each is None else each
         return _scatter_by_others(t, *inputs, n=open_size) if _splits(t) else None
 
     def split_long(roots: Sequence[Tensor]) -> list[Tensor]:
@@ -92,11 +93,11 @@ def _product_of_each(t: Tensor, a: Tensor, b: Tensor, n: int) -> Tensor | None:
     return reshape(bind(SUM, bind(MATMUL, permute(left, (1, 0, 2)), right), axes=(0,)), t.shape)
 
 
-def _product_by_others(t: Tensor, a: Tensor, b: Tensor, n: int) -> Tensor | None:
+def _product_by_others(t: Tensor, a: Tensor, b: Tensor, n: int, most: int) -> Tensor | None:
     """Return a product over a batch of `n` and other axes as a sum of products over the batch. None if it is short."""
     batch, d = math.prod(t.shape[:-2]), a.ndim - 1
     m, k, columns = a.shape[d - 1], a.shape[d], b.shape[d]
-    parts = _Parts.of(a, d, n, lambda others: _parts_of_others(batch, m, columns, others))
+    parts = _Parts.of(a, d, n, lambda others: _parts_of_others(batch, m, columns, others, most))
     if parts is None:
         return None
     left = permute(parts.split(reshape(a, (batch, m, k)), 2), (0, 2, 1, 3))
@@ -105,10 +106,10 @@ def _product_by_others(t: Tensor, a: Tensor, b: Tensor, n: int) -> Tensor | None
 
 
 @cache
-def _parts_of_others(batch: int, m: int, n: int, others: int) -> int:
-    """Return the fastest number of parts of a product over an open batch and `others`."""
+def _parts_of_others(batch: int, m: int, n: int, others: int, most: int) -> int:
+    """Return the fastest number of parts of a product over an open batch and `others`, at most `most`."""
     k = tuning.OPEN_BATCH * others
-    few = sorted(s for s in divisors(others) if s <= tuning.OPEN_PARTS)
+    few = sorted(s for s in divisors(others) if s <= most)
     return min(few, key=lambda s: _time(batch, m, n, k, k // s))
 
 

@@ -135,11 +135,12 @@ class _Writer:
 
     def product(self, f: Fold, p: Product) -> tuple[int, Index]:
         """Add the step of a product; return the slot of the result, and the index of a point there."""
-        inner, whole = self.kernel.inner, without_ends(p)
+        inner = self.kernel.inner
         ends = tuple([self.end(axes, several=axes is not p.n and not p.limits) for axes in (p.m, p.n, inner)])
-        right = Operand(whole.b, whole.batch, plain(inner), whole.n)
         if ends[2]:
             p = replace(p, a=unmasked(p.a, inner[-1]), b=unmasked(p.b, inner[-1]))
+        whole = without_ends(p)
+        right = Operand(whole.b, whole.batch, plain(inner), whole.n)
         inner = (*plain(inner[:-1]), inner[-1]) if ends[2] else plain(inner)
         left, ended = Operand(p.a, p.batch, p.m, inner), Operand(p.b, p.batch, inner, p.n)
         # views in place if their strides allow this, otherwise packed copies
@@ -147,11 +148,11 @@ class _Writer:
         small = self.small(p, a, b) if a and b and not p.limits and not ends[2] else None
         if small is not None:
             out = self.target(f.local)
-            self.steps.append(GatheredStep(*small, self.result(out, p), stacked=True))
+            self.steps.append(GatheredStep(*small, self.result(out, p), points(inner), stacked=True))
             return out, self.flat
         spread = self.spread(right) if b is None and not p.limits else None
         if spread is not None:
-            return self.gathered(f, whole, spread, ends[1] and ends[1][0])
+            return self.gathered(f, whole, spread, ends[1] and ends[1][0], ends[2])
         out = self.target(f.local)
         a, b = a or self.packed(left), b or self.packed(ended)
         self.steps.append(ProductStep(a, b, self.result(out, p), limit_bits(p.limits), ends))
@@ -169,20 +170,25 @@ class _Writer:
         sizes = (*(x.size for x in p.batch), points(p.m), points(p.n))
         return self.view(out, 0, sizes, strides_of([int(n) for n in sizes]))
 
-    def gathered(self, f: Fold, p: Product, b: Spread, end: View | None) -> tuple[int, Index]:
+    def gathered(
+        self, f: Fold, p: Product, b: Spread, end: View | None, terms: tuple[View, int] | None
+    ) -> tuple[int, Index]:
         """Add a step of a product whose right operand is spread, with axes ordered so that neighbours in memory adjoin.
 
         Another order of k needs a packed left operand. Another order of columns transposes the result.
-        end: as in `GatheredStep`.
+        end, terms: as in `GatheredStep`.
         """
-        k, n = in_memory_order(self.kernel.inner, b.rows), in_memory_order(p.n, b.columns)
+        inner = self.kernel.inner
+        k, n = in_memory_order(inner, b.rows), in_memory_order(p.n, b.columns)
+        if k is not None and (terms or not (inner[0].fixed or k[0].name == inner[0].name)):
+            k = None  # terms that count must stay the first ones
         many = math.prod(int(a.size) for a in (*p.batch, *p.n))
-        if n is not None and points(self.kernel.inner) < points(p.m):
+        if n is not None and points(inner) < points(p.m):
             n = None  # transposing the result would cost more than it saves
         if n is not None or points(p.m) > many:
             k = None  # packing the left operand would cost more than it saves
         if k is not None:
-            b = b._replace(rows=tuple([b.rows[self.kernel.inner.index(a)] for a in k]))
+            b = b._replace(rows=tuple([b.rows[inner.index(a)] for a in k]))
         a = self.rows_of(p, k)
         if n is not None:
             b = b._replace(columns=tuple([b.columns[p.n.index(a)] for a in n]))
@@ -191,12 +197,12 @@ class _Writer:
         width = span(b.columns) if few else None
         side_by_side = self.stacks(p, b)
         if width is not None and not side_by_side:
-            return self.spanned(p, a, b, n or p.n, width)
+            return self.spanned(p, a, b, n or p.n, width, terms)
         if n is None:
             out, at = self.target(f.local), self.flat
         else:
             out, at = self.allocate(self.kernel.rows), flat_index(self.kernel, (*p.batch, *p.m, *n))
-        self.steps.append(GatheredStep(a, b, self.result(out, p), side_by_side, end))
+        self.steps.append(GatheredStep(a, b, self.result(out, p), points(inner), side_by_side, end, terms))
         return out, at
 
     def stacks(self, p: Product, b: Spread) -> bool:
@@ -207,7 +213,8 @@ class _Writer:
         """
         m, n, k = points(p.m), points(p.n), points(self.kernel.inner)
         near = max(n, reach([*b.rows, *b.columns])) <= tuning.STACKED
-        small = not isinstance(m, Extent) and m <= tuning.STACKED_ROWS and k <= tuning.STACKED_TERMS and near
+        fixed = not (isinstance(m, Extent) or isinstance(k, Extent))
+        small = fixed and m <= tuning.STACKED_ROWS and k <= tuning.STACKED_TERMS and near
         return small and fills(p) and neighbours_of(b.columns) >= tuning.STACKED_RUN and n <= tuning.STACKED_COLUMNS * k
 
     def small(self, p: Product, a: View, b: View) -> tuple[Spread, Spread] | None:
@@ -219,13 +226,16 @@ class _Writer:
         spread = spread_of(b)
         return (spread_of(a), spread) if reach([*spread.rows, *spread.columns]) <= 2 * math.prod(sides[1:]) else None
 
-    def spanned(self, p: Product, a: Spread, b: Spread, n: Sequence[Axis], width: int) -> tuple[int, Index]:
+    def spanned(
+        self, p: Product, a: Spread, b: Spread, n: Sequence[Axis], width: int, terms: tuple[View, int] | None
+    ) -> tuple[int, Index]:
         """Add a step that computes whole vectors: the columns, and the elements between them, which nothing reads."""
         sizes = [*(x.size for x in p.batch), points(p.m), width]
         whole = [int(n) for n in sizes]
         slot = self.allocate(math.prod(whole))
         out = self.view(slot, 0, sizes, strides_of(whole))
-        self.steps.append(GatheredStep(a, b._replace(columns=(Lay(width, 1),)), out))
+        spanning = b._replace(columns=(Lay(width, 1),))
+        self.steps.append(GatheredStep(a, spanning, out, points(self.kernel.inner), terms=terms))
         at = flat_index(self.kernel, (*p.batch, *p.m)) * width
         for x, lay in zip(n, b.columns):
             at = at + at.space.var(x.name, int(x.size)) * (lay.by * lay.step)
@@ -317,7 +327,7 @@ class _Writer:
 def spread_of(v: View) -> Spread:
     """Return a view as a spread operand."""
     (m, n), (step, along) = v.sizes[-2:], v.steps[-2:]
-    return Spread(v.place, v.first, v.steps[:-2], (Lay(m, step),), (Lay(n, along),))
+    return Spread(v.place, v.first, v.steps[:-2], (Lay(int(m), step),), (Lay(int(n), along),))
 
 
 def fills(p: Product) -> bool:

@@ -90,7 +90,23 @@ typedef struct {{
   long reach;                            /* elements of b from the first to the last of one product */
   long along;                            /* from each k to the next in a; 0 if it varies */
   const int *end;                        /* if it is given, only so many columns count */
+  const int *terms;                      /* if it is given, only so many k of each period count */
+  long period;
 }} gathered_;
+
+/* Where the k of a block lie, and how many from each on are neighbours */
+typedef struct {{ const long *a, *b, *a_runs, *b_runs; }} terms_;
+
+/* Terms [first, first + n) of those that count: the first `end` of each period. `lists` has memory for them. */
+static terms_ terms_of(const gathered_ *g, long first, long n, long end, long (*lists)[KC]) {{
+  if (end == g->period) return (terms_){{g->ka + first, g->kb + first, g->ka_runs + first, g->kb_runs + first}};
+  for (long p = 0, q = first % end, at = first / end * g->period; p < n; p++) {{
+    lists[0][p] = g->ka[at + q], lists[1][p] = g->kb[at + q];
+    lists[2][p] = min_long(g->ka_runs[at + q], end - q), lists[3][p] = min_long(g->kb_runs[at + q], end - q);
+    if (++q == end) q = 0, at += g->period;
+  }}
+  return (terms_){{lists[0], lists[1], lists[2], lists[3]}};
+}}
 
 /* Some rows as columns: to[p * width + l] = from[l][at[p]] for l < n <= VL. Writes VL values for each p. */
 static void turn_gathered(float *to, const float *const *from, long n, const long *at, const long *runs, long k,
@@ -158,17 +174,20 @@ static int are_whole(const vectors_ *v, long t, long n, long first) {{
 static void gathered_part(const gathered_ *g, const float *a, const float *b, float *c, const vectors_ *v) {{
   float edge[MR * NR];
   int heights[MC]; /* of the tiles of a chunk */
-  const long chunks = (g->m + MC - 1) / MC, blocks = (g->k + KC - 1) / KC, lies = g->how == LYING_COLUMNS;
-  const long direct = g->step == 1 ? g->along : g->ka_runs[0] == g->k && (g->step % APART || g->m == 1);
+  long lists[4][KC];
+  const long count = g->terms ? min_long(*g->terms > 1 ? *g->terms : 1, g->period) : g->period;
+  const long all = count < g->period ? g->k / g->period * count : g->k, in_turn = all == g->k;
+  const long chunks = (g->m + MC - 1) / MC, blocks = (all + KC - 1) / KC, lies = g->how == LYING_COLUMNS;
+  const long direct = in_turn && (g->step == 1 ? g->along : g->ka_runs[0] >= g->k && (g->step % APART || g->m == 1));
   const long most = lies && g->m < (long)(sizeof few / sizeof *few) ? few[g->m] : 2;
   for (long block = 0; block < blocks; block++) {{
-    const long pc = g->k * block / blocks, kc = g->k * (block + 1) / blocks - pc;
-    const long *kb = g->kb + pc;
+    const long pc = all * block / blocks, kc = all * (block + 1) / blocks - pc;
+    const terms_ k = terms_of(g, pc, kc, count, lists);
     for (long j = v->begin; j < v->end && !lies; j += NR) {{
       const long n = min_long(NR, v->end - j), width = n > VL ? NR : VL;
       float *to = packed_b + (j - v->begin) * kc;
-      if (g->how == PACKED_COLUMNS) pack_columns(to, b, g->nb + j, g->nb_runs + j, n, kb, kc, width);
-      else turn_rows(to, b, g->nb + j, 0, n, kb, g->kb_runs + pc, kc, width);
+      if (g->how == PACKED_COLUMNS) pack_columns(to, b, g->nb + j, g->nb_runs + j, n, k.b, kc, width);
+      else turn_rows(to, b, g->nb + j, 0, n, k.b, k.b_runs, kc, width);
     }}
     for (long chunk = 0; chunk < chunks; chunk++) {{
       const long top = g->m * chunk / chunks, rows = g->m * (chunk + 1) / chunks - top;
@@ -177,17 +196,17 @@ static void gathered_part(const gathered_ *g, const float *a, const float *b, fl
       for (long x = 0; x < rows; x += *h++) {{
         *h = height(rows - x);
         if (!direct)
-          turn_rows(packed_a + x * kc, above + x * g->step, 0, g->step, *h, g->ka + pc, g->ka_runs + pc, kc, *h);
+          turn_rows(packed_a + x * kc, above + x * g->step, 0, g->step, *h, k.a, k.a_runs, kc, *h);
       }}
       for (long t = 0; t < v->n; t += most) {{
         const long wide = t + 1 < v->n, n = lies || wide ? most : 1, whole = are_whole(v, t, n, lies && !block);
         const long *to = whole ? v->to + t : beside, row = whole ? g->row : n * VL, more = whole && block > 0;
         h = heights;
         for (long x = 0; x < rows; x += *h++) {{
-          const float *left = direct ? above + x * g->step + g->ka[pc] : packed_a + x * kc;
+          const float *left = direct ? above + x * g->step + k.a[0] : packed_a + x * kc;
           const long step = direct ? g->step : 1, along = direct ? g->along : *h;
           float *under = c + (top + x) * g->row, *out = whole ? under : edge;
-          if (lies) (most > 2 ? lying_few : lying)[*h](kc, left, step, along, b, v->from + t, kb, out, to, row, more);
+          if (lies) (most > 2 ? lying_few : lying)[*h](kc, left, step, along, b, v->from + t, k.b, out, to, row, more);
           else g->tiles[*h][wide](kc, left, step, along, packed_b + t * VL * kc, n * VL, out + *to, row, VL, more);
           for (long r = 0; r < *h && !whole; r++)
             for (long w = 0; w < n; w++)

@@ -74,14 +74,18 @@ class GatheredStep(NamedTuple):
     """out = a b, where b overlaps itself in memory or products are many and small. Rows of `a` are evenly spaced.
 
     stacked: True if a vector holds one element of each of several products.
+    k:       the number of terms; it can depend on the size of a run.
     end:     an i32, if only so many columns count.
+    terms:   an i32 and a period, if only so many terms of each period count.
     """
 
     a: Spread
     b: Spread
     out: View
+    k: int
     stacked: bool = False
     end: View | None = None
+    terms: tuple[View, int] | None = None
 
 
 Step = FunctionStep | ProductStep | GatheredStep

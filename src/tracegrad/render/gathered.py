@@ -78,14 +78,14 @@ def gathered(kernel: Kernel, operand: Operand) -> Gathered | None:
     atoms = [a for i in indices for a in atoms_of(i)]
     if any(isinstance(a, Dynamic) for a in atoms) or any(x.op == "local" for x in walk([v])):
         return None
-    if not all(a.fixed for a in (*rows, *columns)):
+    if not all(a.fixed or a.name == kernel.inner[0].name for a in (*rows, *columns)):  # else tables do not fit
         return None
     divided = [a.index for a in atoms if isinstance(a, Quotient)]
     coordinates = coordinates_of([i.strides for i in (*indices, *divided)], rows, columns)
     if v.op == "load" and kernel.loaded(v) is f32 and indices[0].linear and all(p.step == 1 for p in coordinates):
         steps = indices[0].strides
         neighbours = any(steps.get(a.name) == 1 for a in (*rows, *columns))
-        lays = {a.name: Lay(a.size, steps.get(a.name, 0)) for a in axes}
+        lays = {a.name: Lay(int(a.size), steps.get(a.name, 0)) for a in axes}
         return Gathered(v.arg[0], v.arg[1].const, lays, None) if neighbours else None
     return _copied(v, coordinates, axes, batch) if coordinates else None
 
@@ -101,7 +101,7 @@ def coordinates_of(
     taken: set[str] = set()
     for x in (*columns, *rows):
         for y in rows if x in columns else columns:
-            if {x.name, y.name} & taken or min(x.size, y.size) == 1 or x.size < y.size:
+            if {x.name, y.name} & taken or min(x.size, y.size) == 1 or x.size < y.size or not (x.fixed and y.fixed):
                 continue
             times = _together(terms, x.name, y.name)
             one = times and Coordinate(x, times[0], {y: times[1]})
@@ -110,7 +110,7 @@ def coordinates_of(
                 taken |= {x.name, y.name}
     for i, p in enumerate(found):
         if p.step == 1:
-            found[i] = p = _widened(p, terms, [a for a in (*columns, *rows) if a.name not in taken])
+            found[i] = p = _widened(p, terms, [a for a in (*columns, *rows) if a.name not in taken and a.fixed])
             taken |= {a.name for a in p.others}
     return found
 
@@ -154,7 +154,7 @@ def _copied(v: Value, coordinates: Sequence[Coordinate], axes: Sequence[Axis], b
     inside = sorted([a for a in far if a not in batch], key=lambda a: -far[a])
     order = [*(a for a in batch if a in far), *inside]
     strides = dict(zip([a.name for a in order], strides_of([int(a.size) for a in order])))
-    lays = {a.name: Lay(a.size, strides.get(a.name, 0)) for a in axes}
+    lays = {a.name: Lay(int(a.size), strides.get(a.name, 0)) for a in axes}
     for p, (left, rest) in zip(coordinates, apart):
         step = strides[rest.name]
         lays[p.first.name] = Lay(p.first.size, step)

@@ -56,15 +56,15 @@ class SizedGathered(NamedTuple):
     """How the call of a product with gathered operands depends on the size of a run, which gives one of its sizes."""
 
     sizes: tuple[int, ...]  # the axes of the stack, m and n
-    k: int
+    k: int  # apart, because calls that change alike are found by equality: this tuple equals no `SizedProduct`
 
     def __call__(self, size: int) -> tuple[Mapping[int, int], int]:
         """Return the arguments that change with the size, by number, and the largest number of parts."""
-        *batch, m, n = [decided(x, size) for x in self.sizes]
+        *batch, m, n, k = [decided(x, size) for x in (*self.sizes, self.k)]
         count, side = math.prod(batch), max(PRODUCT_SIDE, m)
-        most = max(1, min(count * m * n * self.k // PRODUCT_GRAIN, PRODUCT_PARTS))
+        most = max(1, min(count * m * n * k // PRODUCT_GRAIN, PRODUCT_PARTS))
         across = max(1, min(-(-most // count), n // side))
-        return {0: count, 1: m, 2: n, 17: across}, min(most, count * across)
+        return {0: count, 1: m, 2: n, 3: k, 17: across}, min(most, count * across)
 
 
 class Call(NamedTuple):
@@ -230,12 +230,14 @@ class CallList:
         sizes: Sequence[int],
         stacked: bool,
         end: Array | None = None,
+        terms: tuple[Array, int] | None = None,
     ) -> Call:
         """Return the call of out = a b, with the elements of `b` at sums of offsets. Rows of `out` are contiguous.
 
-        sizes:   the axes of the stack, m and n; one of the stack or m can be an Extent.
+        sizes:   the axes of the stack, m, n and k; one of the stack, m or k can be an Extent.
         stacked: as in `GatheredStep`.
         end:     how many columns count, in an array of one element; None: all.
+        terms:   how many k of each period count, likewise, and the period.
         """
         batch, (m, n) = out.shape[:-2], out.shape[-2:]
         ((x, x_first), left), ((y, y_first), right) = a, b
@@ -254,7 +256,8 @@ class CallList:
         steps = np.diff(tables[0])
         words.append(1 if k == 1 else int(steps[0]) if (steps == steps[0]).all() else 0)
         words.append(end.ctypes.data if end is not None else 0)
-        at = SizedGathered(tuple(sizes), k) if grows(sizes) else None
+        words += [terms[0].ctypes.data, terms[1]] if terms is not None else [0, k]
+        at = SizedGathered(tuple(sizes[:-1]), sizes[-1]) if grows(sizes) else None
         arguments, held = (ctypes.c_int64 * len(words))(*words), (x, y, out, offsets, *tables, *runs)
         return Call(self._address("gathered"), arguments, parts, held, at)
 
