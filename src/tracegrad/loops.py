@@ -30,12 +30,11 @@ class Move:
 class Until(NamedTuple):
     """Which elements of a loop count in a run. A runtime can leave out the others: they change no carry.
 
-    size:  the input that holds a size of the run. So many elements count, and `more`, which can be negative.
+    size:  the input that says how many elements count in a run.
     turns: a multiple of so many elements can be left out, so that last values of carries are in their places.
     """
 
     size: str
-    more: int
     turns: int
     reverse: bool  # the last element comes first
 
@@ -59,7 +58,7 @@ class Loop:
         """Return the largest size, in the input `until.size`, at which a run can leave out iteration `t`."""
         assert self.until is not None
         element = self.count - 1 - t if self.until.reverse else t
-        return element - (self.count - element) % self.until.turns - self.until.more
+        return element - (self.count - element) % self.until.turns
 
     def iterations(self, size: int) -> range:
         """Return the iterations of a run of this size."""

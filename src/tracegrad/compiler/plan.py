@@ -125,7 +125,7 @@ class ScanPlan:
         read = {t.attrs["index"] for t in around.items_of(self)}
         if found is None or any(ring == whole and (self.reverse or k in read) for k, ring in enumerate(self.rings)):
             return None  # the place of a first or last value depends on the number of iterations
-        return Until(PREFIX + found[0], found[1], 2 if 2 in self.rings else 1, self.reverse)
+        return Until(PREFIX + found, 2 if 2 in self.rings else 1, self.reverse)
 
     def make_blocks(self) -> None:
         """Make the blocks of memory that the scan needs. The body's temporaries must have places."""

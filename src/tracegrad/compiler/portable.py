@@ -18,7 +18,7 @@ from tracegrad.compiler.symbols import Record, Reference, Symbol
 from tracegrad.hypers import PREFIX
 from tracegrad.ir import ambient
 from tracegrad.kernels.form import UnsizedError
-from tracegrad.passes.roomy import SIZE
+from tracegrad.passes.roomy import lengths_of
 
 
 @uncollected
@@ -40,7 +40,8 @@ def portable(rooms: Rooms, least: Sequence[int]) -> dict[str, Any]:
         at = ", ".join([f"{name}={n}" for name, n in zip(rooms.names, refused)])
         raise UnsizedError(f"at {at} the model computes differently")
     record = followed.record
-    given = {SIZE.format(name): n for name, n in zip(rooms.names, record.sizes())}
+    read = {f.name.removeprefix(PREFIX) for f in rooms.built.program.inputs}
+    given = {name: f.at(record.sizes()) for name, f in lengths_of(rooms.names).items() if name in read}
     numbers = {n.field.removeprefix(PREFIX): Symbol(record, ks[0]) for n, ks in followed.numbers} | given
     specs, results = rooms.shapes_at(record.sizes())  # adds instructions to the record
     told = {"names": rooms.names, "numbers": numbers, "specs": specs}

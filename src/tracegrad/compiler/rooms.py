@@ -30,7 +30,7 @@ from tracegrad.nn.module import children, like
 from tracegrad.passes.alike import Comparison
 from tracegrad.passes.growth import AmbiguousError, Axis, Sizes
 from tracegrad.passes.room import replaced
-from tracegrad.passes.roomy import SIZE, Roomy, in_room
+from tracegrad.passes.roomy import Roomy, in_room, lengths_of
 from tracegrad.prims.leaves import CONST
 from tracegrad.program import Field
 
@@ -92,7 +92,8 @@ class Rooms(NamedTuple):
         numbers = self._numbers(tuple(sizes)) if self.fits(sizes) else None
         if numbers is None:
             return None
-        numbers = {**numbers, **{PREFIX + SIZE.format(name): (i32.numpy, n) for name, n in zip(self.names, sizes)}}
+        lengths = {PREFIX + name: (i32.numpy, f.at(sizes)) for name, f in lengths_of(self.names).items()}
+        numbers = {**numbers, **lengths}
         then = _Then(self.sizes, sizes)
         specs, results = self.shapes_at(sizes)
         program = self.built.program if self.exact is None else self.built.program.at(sizes[self.exact])
@@ -244,7 +245,7 @@ def _built(
             roomy = _in_rooms([lift(graph) for graph in given], at, names, exact)
         except UnsizedError:  # such as: memory that is worth it at one size only
             roomy = _in_rooms(given, at, names, exact)
-    ends = None if gpu else tuple([SIZE.format(name) for name in names if name != exact_name])
+    ends = None if gpu else tuple([name for name, f in lengths_of(names).items() if f.size != exact])
     graphs = [replace(r.graph, ends=ends) for r in roomy]
     try:
         if pair:

@@ -141,8 +141,8 @@ class Ends:
         if family == "product":
             sides = [*range(n - 1)], [*range(n - 2), n - 1]
             return [moved(mine, dict(zip(own, own)), t.shape, x.shape) for own, x in zip(sides, t.inputs)]
-        if family == "scan" and (until := t.attrs.get("until")) and not until[1] and until[0] in self.sizes:
-            body, n, end = t.attrs["body"], t.attrs["length"], self.sizes[until[0]]
+        if family == "scan" and (until := t.attrs.get("until")) in self.sizes:
+            body, n, end = t.attrs["body"], t.attrs["length"], self.sizes[until]
             first, last = len(body.carries), len(body.carries) + len(body.xs)
             # the loop drops what it computes from later elements
             return [

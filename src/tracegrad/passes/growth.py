@@ -32,7 +32,7 @@ class Grown(NamedTuple):
 
     def at(self, sizes: Sequence[int]) -> int:
         """Return the length at some sizes."""
-        return sizes[self.size] + self.more
+        return sizes[self.size] + self.more if self.more else sizes[self.size]
 
 
 Part = int | Grown

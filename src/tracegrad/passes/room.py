@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from tracegrad.dtypes import Shape, i32
@@ -28,10 +28,10 @@ class Value(NamedTuple):
 
 
 class Room:
-    """The values of the new graph, and the sizes of a run, which are inputs of the graph."""
+    """The values of the new graph, and the lengths of a run that are inputs of the graph."""
 
-    def __init__(self, sizes: Sizes, lengths: Sequence[Tensor], exact: int | None) -> None:
-        """exact: the index of a size for which memory has no padding."""
+    def __init__(self, sizes: Sizes, lengths: Mapping[Grown, Tensor], exact: int | None) -> None:
+        """lengths: has all sizes, among others. exact: the index of a size for which memory has no padding."""
         self.sizes, self.lengths, self.exact = sizes, lengths, exact
         self.of: dict[int, Value] = {}  # by serial of a node at the room
 
@@ -56,7 +56,7 @@ class Room:
         """Return a length as a scalar of the graph."""
         made = const(length.times, i32)
         for n, f in enumerate(length.factors):
-            factor = self.lengths[f.size] + f.more if f.more else self.lengths[f.size]
+            factor = self.lengths[f] if f in self.lengths else self.lengths[Grown(f.size)] + f.more
             made = factor if n == 0 and length.times == 1 else made * factor
         return made
 

@@ -16,19 +16,21 @@ from typing import Any, NamedTuple
 from tracegrad.dtypes import TensorType, i32
 from tracegrad.ir import ambient
 from tracegrad.ir.graph import Graph
-from tracegrad.ir.nodes import Tensor, bind, rebind
+from tracegrad.ir.nodes import Tensor, bind, rebind, toposort
 from tracegrad.kernels.form import UnsizedError
 from tracegrad.methods import METHODS
 from tracegrad.passes.alike import Numbers, aligned, numbered, unnumbered
-from tracegrad.passes.growth import Axis, Sizes
+from tracegrad.passes.growth import Axis, Grown, Sizes
 from tracegrad.passes.room import ONE, Room, Value, replaced
 from tracegrad.passes.room_views import VIEWS, counted
 from tracegrad.prims.folds import GATHER, identity_of
-from tracegrad.prims.leaves import CONST, IOTA, LITERAL, iota, leaf
+from tracegrad.prims.leaves import CONST, IOTA, LITERAL, const, fitting, iota, leaf
 from tracegrad.prims.views import RESHAPE, broadcast_to, reshape
 from tracegrad.transforms.loops import Body, graph_of, inner_leaf, item
 
-SIZE = "size of {}"  # of the input that holds a size: no hyperparameter has a space in its name
+# Inputs that hold a size, plus a number: T - 1 is the length of what is predicted from predecessors, T + 1 the length
+# with a first token. No hyperparameter has a space in its name.
+LENGTHS = {0: "size of {}", -1: "size of {} - 1", 1: "size of {} + 1"}
 
 
 class Roomy(NamedTuple):
@@ -59,7 +61,7 @@ def in_room(room: Graph, other: Graph, sizes: Sizes, names: Sequence[str], exact
     Raises: UnsizedError with the line of a node that cannot be computed with padding.
     """
     with ambient.rewriting() as here:
-        lengths = [leaf("hyper", SIZE.format(name), TensorType(i32, ())) for name in names]
+        lengths = {f: leaf("hyper", name, TensorType(i32, ())) for name, f in lengths_of(names).items()}
         walk = _Walk(sizes, lengths, exact, here)
         walk.nodes(room, other, ({}, {}))
     found = {name: walk.of[t.serial].axes for name, t in room.results.items()}
@@ -67,13 +69,18 @@ def in_room(room: Graph, other: Graph, sizes: Sizes, names: Sequence[str], exact
     return Roomy(graph, found)
 
 
+def lengths_of(names: Sequence[str]) -> dict[str, Grown]:
+    """Return the inputs that hold lengths, by name. names: those of the sizes."""
+    return {text.format(name): Grown(k, more) for k, name in enumerate(names) for more, text in LENGTHS.items()}
+
+
 class _Walk(Room):
     """Walks over two graphs in parallel, and stores for each node its value in the shapes of the room."""
 
-    def __init__(self, sizes: Sizes, lengths: Sequence[Tensor], exact: int | None, here: Any) -> None:
+    def __init__(self, sizes: Sizes, lengths: Mapping[Grown, Tensor], exact: int | None, here: Any) -> None:
         super().__init__(sizes, lengths, exact)
         self.here = here
-        self.inputs = [x.name for x in lengths]
+        self.inputs = {f: x.name for f, x in lengths.items()}
         self.loops: dict[int, Looped] = {}  # by serial of a new loop
 
     def nodes(self, room: Graph, other: Graph, numbers: Sequence[Numbers]) -> None:
@@ -192,8 +199,8 @@ class _Walk(Room):
         carries, xs, consts = body.split([x.tensor for x in inputs])
         n = len(carries)
         given = [x.axes[1:] if n <= k < n + len(xs) else x.axes for k, x in enumerate(inputs)]
-        outer, inner = self.lengths, [inner_leaf("const", x.type) for x in self.lengths]
-        self.lengths = inner
+        outer = self.lengths
+        self.lengths = inner = {f: inner_leaf("const", x.type) for f, x in outer.items()}
         try:
             roots = self.iteration(body, other, given)
             new = [x.tensor for x in roots]
@@ -201,18 +208,21 @@ class _Walk(Room):
             until: dict[str, Any] = {}
             lasts: dict[int, int] = {}
             if self.roomy(length):
-                new = _unchanged_where(at >= self.scalar(length.length), body, new)
+                new = _unchanged_where(at >= self.scalar(length.length), body, new, t.attrs["reverse"])
                 (factor,) = length.length.factors
-                until = {"until": (self.inputs[factor.size], factor.more)}
-                every = {x.serial for x in new[n:]} if factor.more >= 0 and not t.attrs["reverse"] else set[int]()
+                until = {"until": self.inputs[factor]} if factor in self.inputs else {}
+                every = {x.serial for x in new[n:]} if until else set[int]()
                 kept = [k for k in range(n) if not every.isdisjoint((body.carries[k].serial, new[k].serial))]
                 lasts = {k: len(new) + i for i, k in enumerate(kept)}
                 new += [new[k] for k in kept]
         finally:
             self.lengths = outer
-        made = Body(body.carries, (*body.xs, at), (*body.consts, *inner), tuple(new[:n]), tuple(new[n:]))
-        places = iota((t.attrs["length"],), 0)
-        scan = bind(t.prim, *carries, *xs, places, *consts, *outer, **{**t.attrs, **until, "body": made})
+        read = {x.serial for x in toposort(new)}
+        used = [f for f, x in inner.items() if x.serial in read]
+        leaves = (*body.xs, at), (*body.consts, *[inner[f] for f in used])
+        made = Body(body.carries, *leaves, tuple(new[:n]), tuple(new[n:]))
+        places, now = iota((t.attrs["length"],), 0), [outer[f] for f in used]
+        scan = bind(t.prim, *carries, *xs, places, *consts, *now, **{**t.attrs, **until, "body": made})
         self.loops[scan.serial] = Looped(length, [x.axes for x in (*roots, *[roots[k] for k in lasts])], lasts)
         return Value(scan, ())
 
@@ -258,13 +268,23 @@ FAMILIES: Mapping[str, Callable[..., Value]] = {
 }
 
 
-def _unchanged_where(beyond: Tensor, body: Body, roots: Sequence[Tensor]) -> list[Tensor]:
+def _unchanged_where(beyond: Tensor, body: Body, roots: Sequence[Tensor], reverse: bool) -> list[Tensor]:
     """Return the roots of an iteration, of which carries keep their old values if it is beyond a run's size.
 
-    A root that is also a carry stays the same value, so that it is stored once.
+    A root that is also a carry stays the same value, so that it is stored once. Not in a loop in reverse: if all values
+    of a carry are stored together, the place of the first one depends on the size.
     """
-    new, given = dict[int, Tensor](), list[Tensor]()
-    for old, t in zip(body.carries, roots):
-        given.append(METHODS["where"](broadcast_to(reshape(beyond, [1] * old.ndim), old.shape), old, t))
-        new.setdefault(t.serial, given[-1])
-    return [*given, *[new.get(t.serial, t) for t in roots[len(given) :]]]
+
+    def kept(old: Tensor, t: Tensor) -> Tensor:
+        return METHODS["where"](broadcast_to(reshape(beyond, [1] * t.ndim), t.shape), old, t)
+
+    def zero(t: Tensor) -> Tensor:
+        return broadcast_to(const(fitting(0, t.dtype), t.dtype), t.shape)
+
+    given = [kept(old, t) for old, t in zip(body.carries, roots)]
+    others = roots[len(given) :]
+    if reverse:
+        old = {t.serial for t in body.carries}
+        return [*given, *[kept(zero(t), t) if t.serial in old else t for t in others]]
+    new = {t.serial: x for t, x in reversed([*zip(roots, given)])}
+    return [*given, *[new.get(t.serial, t) for t in others]]

@@ -304,8 +304,8 @@ def _finished(saved: Sequence[Tensor], roots: Sequence[Tensor], forward: set[int
     return [found[serial] for serial in sorted(found)]
 
 
-# The type means nothing: a SCAN has many results, and ITEMs read them. `until` is a hyperparameter that holds a size,
-# and a number to add. Elements from their sum on change no carry, and nothing reads their results: passes/roomy.py.
+# The type means nothing: a SCAN has many results, and ITEMs read them. `until` is a hyperparameter that holds a length.
+# Elements from this one on change no carry, and nothing reads their results: passes/roomy.py.
 SCAN = register(
     Primitive(
         "scan",
