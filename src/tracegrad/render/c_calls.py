@@ -17,11 +17,12 @@ from tracegrad.kernel_source import BoundLaunch
 from tracegrad.kernels.axes import unroll
 from tracegrad.kernels.expr import Index, Value, variables_of, walk
 from tracegrad.kernels.form import SIZE, Axis, Extent, Fold, Kernel, Product, Slot, Store, flat_index, points
-from tracegrad.render.c_ends import plain, unmasked, without_ends
+from tracegrad.render.c_ends import ended_axis, plain, unmasked, without_ends
 from tracegrad.render.c_orders import OrderedFunction, running, scatter_loops
 from tracegrad.render.c_product import limit_bits
 from tracegrad.render.c_steps import (
     CSource,
+    Ended,
     FunctionStep,
     GatheredStep,
     Place,
@@ -138,10 +139,11 @@ class _Writer:
         inner = self.kernel.inner
         ends = tuple([self.end(axes, several=axes is not p.n and not p.limits) for axes in (p.m, p.n, inner)])
         if ends[2]:
-            p = replace(p, a=unmasked(p.a, inner[-1]), b=unmasked(p.b, inner[-1]))
+            k = ended_axis(inner)
+            p = replace(p, a=unmasked(p.a, k), b=unmasked(p.b, k))
         whole = without_ends(p)
         right = Operand(whole.b, whole.batch, plain(inner), whole.n)
-        inner = (*plain(inner[:-1]), inner[-1]) if ends[2] else plain(inner)
+        inner = plain(inner, but=ended_axis(inner) if ends[2] else None)
         left, ended = Operand(p.a, p.batch, p.m, inner), Operand(p.b, p.batch, inner, p.n)
         # views in place if their strides allow this, otherwise packed copies
         a, b = self.as_it_lies(left), self.as_it_lies(ended)
@@ -152,27 +154,28 @@ class _Writer:
             return out, self.flat
         spread = self.spread(right) if b is None and not p.limits else None
         if spread is not None:
-            return self.gathered(f, whole, spread, ends[1] and ends[1][0], ends[2])
+            return self.gathered(f, whole, spread, ends[1] and ends[1].size, ends[2])
         out = self.target(f.local)
         a, b = a or self.packed(left), b or self.packed(ended)
         self.steps.append(ProductStep(a, b, self.result(out, p), limit_bits(p.limits), ends))
         return out, self.flat
 
-    def end(self, axes: Sequence[Axis], several: bool) -> tuple[View, int] | None:
+    def end(self, axes: Sequence[Axis], several: bool) -> Ended | None:
         """Return how many points along one side of a product count, as in `ProductStep`; None if all do."""
-        long = [a for a in axes if a.size > 1]
-        if not long or long[-1].end < 0 or (len(long) > 1 and not several):
+        a = ended_axis(axes)
+        behind = axes[axes.index(a) + 1 :] if a is not None else ()
+        alone = sum(x.size > 1 for x in axes) == 1
+        if a is None or not (alone or several) or not all(x.fixed for x in behind):
             return None
-        return self.view(long[-1].end, 0, (1,), (1,)), int(long[-1].size)
+        times = int(points(behind))
+        return Ended(self.view(a.end, 0, (1,), (1,)), int(a.size) * times, times)
 
     def result(self, out: int, p: Product) -> View:
         """Return the view of a product's result in a slot."""
         sizes = (*(x.size for x in p.batch), points(p.m), points(p.n))
         return self.view(out, 0, sizes, strides_of([int(n) for n in sizes]))
 
-    def gathered(
-        self, f: Fold, p: Product, b: Spread, end: View | None, terms: tuple[View, int] | None
-    ) -> tuple[int, Index]:
+    def gathered(self, f: Fold, p: Product, b: Spread, end: View | None, terms: Ended | None) -> tuple[int, Index]:
         """Add a step of a product whose right operand is spread, with axes ordered so that neighbours in memory adjoin.
 
         Another order of k needs a packed left operand. Another order of columns transposes the result.
@@ -227,7 +230,7 @@ class _Writer:
         return (spread_of(a), spread) if reach([*spread.rows, *spread.columns]) <= 2 * math.prod(sides[1:]) else None
 
     def spanned(
-        self, p: Product, a: Spread, b: Spread, n: Sequence[Axis], width: int, terms: tuple[View, int] | None
+        self, p: Product, a: Spread, b: Spread, n: Sequence[Axis], width: int, terms: Ended | None
     ) -> tuple[int, Index]:
         """Add a step that computes whole vectors: the columns, and the elements between them, which nothing reads."""
         sizes = [*(x.size for x in p.batch), points(p.m), width]

@@ -18,9 +18,14 @@ def end_of(a: Axis, lanes: int = 1) -> int | str:
     return f"min({int(a.size) // lanes * lanes}L, (long){end})"
 
 
-def plain(axes: Sequence[Axis]) -> tuple[Axis, ...]:
-    """Return axes whose loops do not end before their sizes."""
-    return tuple([replace(a, end=-1) for a in axes])
+def ended_axis(axes: Sequence[Axis]) -> Axis | None:
+    """Return the last axis whose loops can end before its size."""
+    return next((a for a in reversed(axes) if a.end >= 0 and a.size > 1), None)
+
+
+def plain(axes: Sequence[Axis], but: Axis | None = None) -> tuple[Axis, ...]:
+    """Return axes whose loops, except those over one axis, do not end before their sizes."""
+    return tuple([a if a is but else replace(a, end=-1) for a in axes])
 
 
 def without_ends(p: Product) -> Product:
@@ -28,9 +33,9 @@ def without_ends(p: Product) -> Product:
     return replace(p, batch=plain(p.batch), m=plain(p.m), n=plain(p.n))
 
 
-def unmasked(v: Value, k: Axis) -> Value:
+def unmasked(v: Value, k: Axis | None) -> Value:
     """Return x of `where(k < end, x, 0)`, which equals x before the loop over k ends; else the value."""
-    if v.op == "map" and v.arg[0] == CHOICE and v.args[0].op == "map" and v.args[0].arg[0] == "less":
+    if k is not None and v.op == "map" and v.arg[0] == CHOICE and v.args[0].op == "map" and v.args[0].arg[0] == "less":
         at, end = v.args[0].args
         alone = at.op == "index" and at.arg.strides == {k.name: 1} and len(at.arg.terms) == 1 and not at.arg.const
         if alone and end.op == "load" and end.arg[0] == k.end and v.args[2].op == "const" and v.args[2].arg == 0:

@@ -91,7 +91,7 @@ typedef struct {{
   long along;                            /* from each k to the next in a; 0 if it varies */
   const int *end;                        /* if it is given, only so many columns count */
   const int *terms;                      /* if it is given, only so many k of each period count */
-  long period;
+  long period, times;                    /* and so many times as many */
 }} gathered_;
 
 /* Where the k of a block lie, and how many from each on are neighbours */
@@ -175,7 +175,7 @@ static void gathered_part(const gathered_ *g, const float *a, const float *b, fl
   float edge[MR * NR];
   int heights[MC]; /* of the tiles of a chunk */
   long lists[4][KC];
-  const long count = g->terms ? min_long(*g->terms > 1 ? *g->terms : 1, g->period) : g->period;
+  const long count = g->terms ? min_long((*g->terms > 1 ? *g->terms : 1) * g->times, g->period) : g->period;
   const long all = count < g->period ? g->k / g->period * count : g->k, in_turn = all == g->k;
   const long chunks = (g->m + MC - 1) / MC, blocks = (all + KC - 1) / KC, lies = g->how == LYING_COLUMNS;
   const long direct = in_turn && (g->step == 1 ? g->along : g->ka_runs[0] >= g->k && (g->step % APART || g->m == 1));

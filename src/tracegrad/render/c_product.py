@@ -205,12 +205,12 @@ typedef struct {{
   float *pa, *pb, *pc;
   const long *offsets;
   long limits;
-  struct {{ const int *end; long period; }} ended[3]; /* m, n and k: which of each period count; see c_steps.py */
+  struct {{ const int *end; long period, times; }} ended[3]; /* m, n and k: which count; see c_steps.py */
 }} product_;
 /* How many of each period count, and how many in all. Without an end, one period has all. */
 static inline long of_period(const product_ *p, int side, long n) {{
   const int *end = p->ended[side].end;
-  return end ? min_long(*end > 1 ? *end : 1, p->ended[side].period) : n;
+  return end ? min_long((*end > 1 ? *end : 1) * p->ended[side].times, p->ended[side].period) : n;
 }}
 static inline long counted(const product_ *p, int side, long n) {{
   return p->ended[side].end ? n / p->ended[side].period * of_period(p, side, n) : n;

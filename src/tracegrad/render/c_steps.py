@@ -47,17 +47,25 @@ class FunctionStep(NamedTuple):
         return isinstance(self.places[-1], RunSize)
 
 
+class Ended(NamedTuple):
+    """Which points of a product count: of each period, the first `times` for each unit of the i32 in `size`."""
+
+    size: View
+    period: int
+    times: int
+
+
 class ProductStep(NamedTuple):
     """A call that computes out = a b. limits: those of `Product`, as the bits of `limit_bits`.
 
-    ends: for m, n and k, an i32 and a period: only so many points of each period count. None: all count.
+    ends: which rows, columns and terms count. None: all.
     """
 
     a: View
     b: View
     out: View
     limits: int
-    ends: tuple[tuple[View, int] | None, ...] = (None, None, None)
+    ends: tuple[Ended | None, ...] = (None, None, None)
 
 
 class Spread(NamedTuple):
@@ -76,7 +84,7 @@ class GatheredStep(NamedTuple):
     stacked: True if a vector holds one element of each of several products.
     k:       the number of terms; it can depend on the size of a run.
     end:     an i32, if only so many columns count.
-    terms:   an i32 and a period, if only so many terms of each period count.
+    terms:   which terms count. None: all.
     """
 
     a: Spread
@@ -85,7 +93,7 @@ class GatheredStep(NamedTuple):
     k: int
     stacked: bool = False
     end: View | None = None
-    terms: tuple[View, int] | None = None
+    terms: Ended | None = None
 
 
 Step = FunctionStep | ProductStep | GatheredStep

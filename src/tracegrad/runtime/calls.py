@@ -198,7 +198,7 @@ class CallList:
         out: Array,
         limits: int = 0,
         sizes: Sequence[int] = (),
-        ends: Sequence[tuple[Array, int] | None] = (None, None, None),
+        ends: Sequence[tuple[Array, int, int] | None] = (None, None, None),
     ) -> Call:
         """Return the call of out = a b, for matrices or stacks, within limits. The rows of `out` are contiguous.
 
@@ -215,7 +215,7 @@ class CallList:
         addresses = [x.ctypes.data for x in (*arrays, offsets)]
         whole, parts = _product_of((*batch, m, n, k))
         words = [*steps[0][-2:], *steps[1][-2:], steps[2][-2], *addresses, limits]
-        ended = [w for x in ends for w in ((x[0].ctypes.data, x[1]) if x else (0, 0))]
+        ended = [w for x in ends for w in ((x[0].ctypes.data, *x[1:]) if x else (0, 0, 0))]
         words = [*[whole[i] for i in range(4)], *words, *ended]
         at = SizedProduct(tuple(sizes)) if grows(sizes) else None
         arguments = (ctypes.c_int64 * len(words))(*words)
@@ -230,14 +230,14 @@ class CallList:
         sizes: Sequence[int],
         stacked: bool,
         end: Array | None = None,
-        terms: tuple[Array, int] | None = None,
+        terms: tuple[Array, int, int] | None = None,
     ) -> Call:
         """Return the call of out = a b, with the elements of `b` at sums of offsets. Rows of `out` are contiguous.
 
         sizes:   the axes of the stack, m, n and k; one of the stack, m or k can be an Extent.
         stacked: as in `GatheredStep`.
         end:     how many columns count, in an array of one element; None: all.
-        terms:   how many k of each period count, likewise, and the period.
+        terms:   which k count, as in `GatheredStep`, with the i32 likewise.
         """
         batch, (m, n) = out.shape[:-2], out.shape[-2:]
         ((x, x_first), left), ((y, y_first), right) = a, b
@@ -256,7 +256,7 @@ class CallList:
         steps = np.diff(tables[0])
         words.append(1 if k == 1 else int(steps[0]) if (steps == steps[0]).all() else 0)
         words.append(end.ctypes.data if end is not None else 0)
-        words += [terms[0].ctypes.data, terms[1]] if terms is not None else [0, k]
+        words += [terms[0].ctypes.data, *terms[1:]] if terms is not None else [0, k, 1]
         at = SizedGathered(tuple(sizes[:-1]), sizes[-1]) if grows(sizes) else None
         arguments, held = (ctypes.c_int64 * len(words))(*words), (x, y, out, offsets, *tables, *runs)
         return Call(self._address("gathered"), arguments, parts, held, at)

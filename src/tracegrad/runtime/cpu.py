@@ -188,11 +188,11 @@ class CpuSession:
                 return calls.call(s.name, s.parts, list(map(at, s.places)), follows)
             if isinstance(s, GatheredStep):
                 a, b = ((at(x.place, x.first), x) for x in (s.a, s.b))
-                terms = s.terms and (matrix(s.terms[0]), s.terms[1])
+                terms = s.terms and (matrix(s.terms.size), *s.terms[1:])
                 sizes = (*s.out.sizes, s.k)
                 return calls.gathered(a, b, matrix(s.out), sizes, s.stacked, s.end and matrix(s.end), terms)
             sizes = (*s.out.sizes, s.a.sizes[-1])
-            ends = [x and (matrix(x[0]), x[1]) for x in s.ends]
+            ends = [x and (matrix(x.size), *x[1:]) for x in s.ends]
             return calls.product(matrix(s.a), matrix(s.b), matrix(s.out), s.limits, sizes, ends)
 
         source: CSource = kernel.texts["c"]
