@@ -240,6 +240,22 @@ def test_functions_on_numpy_leave_c_to_the_next_runner(monkeypatch: pytest.Monke
     assert os.environ["TRACEGRAD_CC"] == "gcc"
 
 
+def test_a_call_as_long_as_a_table_refuses_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slice as long as the table is no slice, so this one call has a program of its own."""
+    monkeypatch.setenv("TRACEGRAD_CC", "off")
+
+    def attending(m: Any, x: Any) -> Any:
+        h = x + m.place[: x.shape[1]]
+        return tg.softmax(h @ h.swapaxes(1, 2), -1)
+
+    with tg.compile_forward(model=Model(), forward=attending, inputs={"x": (2, "T", D)}, device="cpu", seed=0) as made:
+        for t in (9, 12, 40, 33, 37):
+            y = made.run(x=np.full((2, t, D), 0.01, np.float32)).output
+            assert y.shape == (2, t, t)
+            np.testing.assert_allclose(y.sum(-1), 1, rtol=1e-5)
+        assert "of a program for sizes up to" in made.explain().title
+
+
 def test_an_input_that_nothing_reads_has_the_sizes_of_a_call_too() -> None:
     def squared(m: Any, x: Any, y: Any) -> Any:
         return tg.softmax(x @ x.swapaxes(1, 2), -1)

@@ -77,7 +77,9 @@ class RoomPrograms:
                     made = built(source, sizes, seen, key, room and room.rooms, device.gpu)
                 except UnsizedError as e:
                     self._failed.add((key, others))
-                    if kind not in self._works:
+                    # the largest call so far can be as long as a table: then a room that is smaller by 1 serves others
+                    most = any(k > 0 and n == max(dict(s)[name] for s in seen) for (name, n), k in zip(sizes, key))
+                    if kind not in self._works and not most:
                         self.refused[kind] = str(e)
                         continue
                 else:
@@ -196,8 +198,9 @@ def built(
     found = [dict(s) for s in _fitting(seen, key)]
     largest = {name: max(s[name] for s in found if s[name] <= n or name == exact) for name, n in room.items()}
     fine = {name: min(room_for(n, FINE_ROOMS), room[name]) for name, n in largest.items()}
-    less = {name: n - 1 for name, n in room.items()}  # at full size, a slice can be a whole table: another graph
-    rooms = [room, less, fine, largest]
+    # at full size, a slice can be a whole table: another graph
+    less, least = ({name: n - 1 for name, n in most.items()} for most in (room, largest))
+    rooms = [room, less, fine, largest, least]
     if exact is not None:
         most = largest[exact]
         if len(room) > 1:
