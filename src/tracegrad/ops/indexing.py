@@ -153,9 +153,8 @@ def indices_for(indices: Any, n: int, what: str | None = None) -> Tensor:
     bad = [k for k in values if not -below <= k < n]
     if bad:
         kind, among = ("value", f"{n} {what}") if what else ("index", f"an axis of size {n}")
-        raise ConstantIndexError(
-            f"{kind} {bad[0]} is out of range for {among}, {valid(below, n)}; {what or 'indices'} are {t.type}"
-        )
+        said = f"{kind} {bad[0]} is out of range for {among}, {valid(below, n)}"
+        raise ConstantIndexError(f"{said}; {what or 'indices'} are {t.type}")
     if all(k >= 0 for k in values):
         return t
     return views.reshape(literal([k % n for k in values], i32), t.shape)
@@ -286,7 +285,6 @@ def take(x: Operand, indices: Operand, axis: int | None = None) -> Tensor:
     Returns:  dtype of `x`; the shape of `indices` replaces `axis`.
     Gradient: to `x`, the result's gradient, summed at each index in a fixed order: the sums are reproducible.
     Raises:   DTypeError if the indices are f32, u32 or bool, or do not fit i32; ShapeError if `axis` is out of range.
-              For an index out of range, see `indices`.
 
     As numpy.take. torch.index_select is the case of indices of rank 1.
 

@@ -46,9 +46,8 @@ class Options(TypedDict, total=False):
                       "lr" is a factor on the learning rate; other values replace the optimizer's.
                       `train.set(groups=...)` changes these values.
     decay_filter:     the parameters that weight decay applies to: a selection, as above; see `nn.decays`.
-    Raises:           InputError unless factors of running means are in [0, 1), `clip_grad_norm` is above 0, and
-                      `accumulate` is an integer of at least 1. Other numbers must be at least 0, but adafactor has
-                      ranges of its own. CallError for a keyword that the optimizer does not have.
+    Raises:           InputError unless factors of running means are in [0, 1), `clip_grad_norm` > 0, `accumulate` an
+                      integer >= 1, other numbers >= 0 (but see `adafactor`); CallError for an unknown keyword.
 
     An option that is not used costs no time and no memory. If weight_decay, momentum or clip_grad_norm was not used and
     `train.set` sets it, the step is compiled once more, and training goes on from its current state.
