@@ -75,8 +75,9 @@ PLACE = "Pl"  # the memory of an input or output: address, bytes
 class Door:
     """A lock on a session's memory: either the session's thread uses it, or any thread for one run.
 
-    engine: render.c_engine's library. ready: returns a program that was loaded, bound to memory. empty: makes an array
-    for an output that is computed in the caller's memory, given its shape and type.
+    engine: the library of `render/c_engine.py`.
+    ready:  returns a loaded program, bound to memory.
+    empty:  makes an array of a shape and type, for an output that is computed in the caller's memory.
     """
 
     def __init__(self, engine: ctypes.CDLL, ready: Callable[[int], CpuProgram], empty: Callable[..., Array]) -> None:
