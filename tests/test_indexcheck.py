@@ -74,3 +74,19 @@ def test_only_elements_that_are_used_must_be_in_range(name: str, device_name: st
                 assert isinstance(result, tg.Failed) == (at in used), at
             if isinstance(result, tg.Failed):
                 assert f"value 7 at [{at[0]},{at[1]}] is out of range" in str(result.error)
+
+
+@pytest.mark.parametrize("weight", [None, np.ones(3, np.float32)])
+@pytest.mark.parametrize("op", [tg.cross_entropy, tg.nll_loss])
+def test_a_gradient_alone_checks_the_classes_of_its_loss(op: Any, weight: Any) -> None:
+    def slopes(x: Any, t: Any) -> Any:
+        return tg.grad(lambda x: op(x, t, weight=weight, ignore_index=9))(x)
+
+    x = np.zeros((2, 3), np.float32)
+    with pytest.raises(IndexError, match="value 7 is out of range"):
+        tg.grad(lambda x, t: op(x, t, weight=weight))(x, np.array([7, 0], np.int32))
+    inputs = {"x": (2, 3), "t": tg.i32[2]}
+    with tg.compile_forward(model={}, forward=lambda m, x, t: slopes(x, t), inputs=inputs, device="cpu") as forward:
+        failed = forward.run(x=x, t=np.array([7, 0], np.int32)).result()
+        assert isinstance(failed, tg.Failed) and "7" in str(failed.error)
+        assert forward.run(x=x, t=np.array([9, 0], np.int32)).output[0].tolist() == [0.0, 0.0, 0.0]

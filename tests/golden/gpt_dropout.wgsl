@@ -695,18 +695,6 @@ fn main(@builtin(workgroup_id) wid: vec3<u32>, @builtin(local_invocation_index) 
 @group(0) @binding(3) var<storage, read_write> mem3: array<f32, 1505>;
 @group(1) @binding(0) var<uniform> at: array<vec4<i32>, 2>;
 var<private> inf_bits: u32 = 0x7f800000u;
-fn min_f32(a: f32, b: f32) -> f32 {
-  let nan = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu) > 0x7f800000u;
-  return select(min(a, b), a + b, nan);
-}
-fn min_i32(a: i32, b: i32) -> i32 { return min(a, b); }
-fn min_u32(a: u32, b: u32) -> u32 { return min(a, b); }
-fn max_f32(a: f32, b: f32) -> f32 {
-  let nan = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu) > 0x7f800000u;
-  return select(max(a, b), a + b, nan);
-}
-fn max_i32(a: i32, b: i32) -> i32 { return max(a, b); }
-fn max_u32(a: u32, b: u32) -> u32 { return max(a, b); }
 fn is_nan_(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }
 fn scale_(x: f32, n: i32) -> f32 {
   let half = n >> 1u;
@@ -720,6 +708,18 @@ fn exp_times_(x: f32, power: i32) -> f32 {  // e^x 2^power
   return select(scale_(y, i32(n) + power), x, is_nan_(x));
 }
 fn exp_(x: f32) -> f32 { return exp_times_(x, 0); }
+fn min_f32(a: f32, b: f32) -> f32 {
+  let nan = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu) > 0x7f800000u;
+  return select(min(a, b), a + b, nan);
+}
+fn min_i32(a: i32, b: i32) -> i32 { return min(a, b); }
+fn min_u32(a: u32, b: u32) -> u32 { return min(a, b); }
+fn max_f32(a: f32, b: f32) -> f32 {
+  let nan = max(bitcast<u32>(a) & 0x7fffffffu, bitcast<u32>(b) & 0x7fffffffu) > 0x7f800000u;
+  return select(max(a, b), a + b, nan);
+}
+fn max_i32(a: i32, b: i32) -> i32 { return max(a, b); }
+fn max_u32(a: u32, b: u32) -> u32 { return max(a, b); }
 fn div_(a: f32, b: f32) -> f32 {
   let s = select(1.0, 0.0625, abs(b) > 8.5e37);
   return (a * s) / (b * s);
@@ -744,15 +744,15 @@ fn k0(w: i32, lid: i32) {
     }
   }
   let a0 = ta0;
-  let v0 = min_i32(max_i32(mem2[o2 + i0], 0), 6);
+  let v1 = min_i32(max_i32(mem2[o2 + i0], 0), 6);
   var ta1 = 0f;
   var ta2 = 0f;
   {
     for (var j = lane; j < 7; j += 1) {
       let j0 = j;
-      let v1 = ((mem0[o0 + (i0 * 7 + j0)] + mem1[o1 + j0]) - a0);
-      let xa1 = select(0f, v1, (j0 == v0));
-      let xa2 = exp_(v1);
+      let v0 = ((mem0[o0 + (i0 * 7 + j0)] + mem1[o1 + j0]) - a0);
+      let xa1 = exp_(v0);
+      let xa2 = select(0f, v0, (j0 == v1));
       ta1 = (ta1 + xa1);
       ta2 = (ta2 + xa2);
     }
@@ -762,15 +762,15 @@ fn k0(w: i32, lid: i32) {
   if (row < 8) {
     for (var j = lane; j < 7; j += 1) {
       let j0 = j;
-      let s5 = ((div_(exp_(((mem0[o0 + (i0 * 7 + j0)] + mem1[o1 + j0]) - a0)), a2) - select(0f, 1f, (j0 == v0))) * 0.125f);
-      mem3[o5 + (i0 * 7 + j0)] = s5;
+      let s4 = ((div_(exp_(((mem0[o0 + (i0 * 7 + j0)] + mem1[o1 + j0]) - a0)), a1) - select(0f, 1f, (j0 == v1))) * 0.125f);
+      mem3[o4 + (i0 * 7 + j0)] = s4;
     }
   }
   if (row < 8 && lane == 0) {
     let s3 = a1;
-    let s4 = a2;
+    let s5 = a2;
     mem3[o3 + i0] = s3;
-    mem3[o4 + i0] = s4;
+    mem3[o5 + i0] = s5;
   }
 }
 @compute @workgroup_size(128)

@@ -167,13 +167,13 @@ def constant_integers(t: Tensor) -> list[int]:
     return [t.attrs["value"]] if t.prim is CONST and t.dtype == i32 else []
 
 
-def _itself(t: T, *, n: int) -> T:
+def _itself(t: T, *, n: int, exempt: int | None) -> T:
     return t
 
 
-# A node of its own tells the compiler that an input has the range [0, n). It computes nothing.
-def _class_range(t: TensorType, *, n: int) -> tuple[int, int, None]:
-    return 0, n, None
+# A node of its own tells the compiler that an input has the range [0, n) or is `exempt`. It computes nothing.
+def _class_range(t: TensorType, *, n: int, exempt: int | None) -> tuple[int, int, int | None]:
+    return 0, n, exempt
 
 
 CLASSES = composite("classes", type=_itself, expand=_itself, batch=alike, indexes=_class_range)
@@ -182,7 +182,7 @@ CLASSES = composite("classes", type=_itself, expand=_itself, batch=alike, indexe
 def classes_for(classes: Any, n: int, what: str = "classes") -> Tensor:
     """Return class numbers, or others below `n`, as a tensor of i32. Their range is checked like that of indices."""
     t = indices_for(classes, n, what)
-    return t if constant_integers(t) else bind(CLASSES, t, n=n)
+    return t if constant_integers(t) else bind(CLASSES, t, n=n, exempt=None)
 
 
 @entered
@@ -303,8 +303,8 @@ def embedding(table: Operand, indices: Operand) -> Tensor:
     out[..., :] = table[indices[...], :]
 
     table:    any dtype, shape (V, D): V rows of D features.
-    indices:  i32, any shape, -V to V - 1; negative ones count from the end. Other numbers raise IndexError. Inputs of a
-              program or a `tg.vmap` must be 0 to V - 1; numbers that a program computes are clamped to that.
+    indices:  i32, any shape, -V to V - 1; negative ones count from the end. Others raise IndexError. Inputs of a
+              program, `tg.grad`, `tg.vmap` and the like must be 0 to V - 1; those that a program computes are clamped.
     Returns:  dtype of `table`, the shape of `indices` and then D.
     Gradient: to `table`, each row of the result's gradient, summed at its index in a fixed order.
     Raises:   ShapeError unless `table` has two axes; DTypeError if the indices are f32, u32 or bool.
@@ -342,8 +342,8 @@ def take_along_axis(x: Operand, indices: Operand, axis: int = -1) -> Tensor:
 
     x:        any dtype, shape (..., n, ...).
     indices:  i32, the rank of `x`. On axes other than `axis`, the sizes are equal, or one of them is 1 and broadcasts.
-              Values are -n to n - 1; negative ones count from the end. Other numbers raise IndexError. Inputs of a
-              program or a `tg.vmap` must be 0 to n - 1; numbers that a program computes are clamped to that.
+              Values are -n to n - 1; negative ones count from the end. Others raise IndexError. Inputs of a
+              program, `tg.grad`, `tg.vmap` and the like must be 0 to n - 1; those that a program computes are clamped.
     axis:     an axis of `x`, the last by default.
     Returns:  dtype of `x`, the shape of `indices` with its other axes broadcast.
     Gradient: to `x`, the result's gradient, summed where an index repeats.
@@ -368,8 +368,8 @@ def scatter_add(x: Operand, indices: Operand, updates: Operand, axis: int = 0) -
     out = x, then out[..., indices[k], ...] += updates[..., k, ...] for each k
 
     x:        f32, i32 or u32, shape (..., n, ...).
-    indices:  i32, -n to n - 1; negative ones count from the end. Other numbers raise IndexError. Inputs of a program or
-              a `tg.vmap` must be 0 to n - 1; numbers that a program computes are clamped to that.
+    indices:  i32, -n to n - 1; negative ones count from the end. Other numbers raise IndexError. Inputs of a program,
+              `tg.grad`, `tg.vmap` and the like must be 0 to n - 1; numbers that a program computes are clamped.
               Of rank 1: one index for each k, as in the equation.
               Of the rank of `updates`, broadcast to its shape: one index for each element, indices[..., k, ...].
     updates:  the dtype of `x`, and its shape but for `axis`, which can have any size.

@@ -10,7 +10,7 @@ from tracegrad.errors import DTypeError, InputError, RangeError, ShapeError, cal
 from tracegrad.ir.nodes import Tensor, bind
 from tracegrad.methods import entered
 from tracegrad.ops.activation import sigmoid, softplus
-from tracegrad.ops.indexing import constant_integers, take, take_along_axis
+from tracegrad.ops.indexing import CLASSES, constant_integers, take, take_along_axis
 from tracegrad.ops.norm import log_softmax, peak, softmax
 from tracegrad.prims.elementwise import abs, cast, exp, log, log1p, maximum, minimum, nonfinite, square, where
 from tracegrad.prims.leaves import as_tensor, as_tensors, iota
@@ -73,14 +73,18 @@ def _rows(x: TensorType, targets: TensorType, **_: Any) -> TensorType:
     return TensorType(f32, targets.shape)
 
 
-def _hit(x: Tensor, targets: Tensor) -> Tensor:
+def _hit(x: Tensor, targets: Tensor, ignore: int | None) -> Tensor:
     """Return True at each row's target."""
-    clamped = _clamped(x, targets)
+    clamped = _clamped(x, targets, ignore)
     return iota(x.shape, x.ndim - 1) == clamped.reshape((*targets.shape, 1))
 
 
-def _clamped(x: Tensor, targets: Tensor) -> Tensor:
-    """Return targets clamped to the classes of `x`, for a gather: computed and ignored targets can lie outside."""
+def _clamped(x: Tensor, targets: Tensor, ignore: int | None) -> Tensor:
+    """Return targets clamped to the classes of `x`, for a gather: computed and ignored targets can lie outside.
+
+    Targets that are inputs keep their range here, because a gradient can be used without the loss.
+    """
+    targets = bind(CLASSES, targets, n=x.shape[-1], exempt=ignore)
     return minimum(maximum(targets, 0), x.shape[-1] - 1)
 
 
@@ -91,16 +95,16 @@ def _unless_ignored(values: Tensor, targets: Tensor, ignore: int | None) -> Tens
 
 def _cross_entropy(x: Tensor, targets: Tensor, *, smoothing: float, ignore: int | None) -> Tensor:
     z = x - peak(x)
-    picked = where(_hit(x, targets), z, 0.0).sum(-1, keepdims=True)
+    picked = where(_hit(x, targets, ignore), z, 0.0).sum(-1, keepdims=True)
     if smoothing > 0.0:
         picked = picked * (1.0 - smoothing) + z.mean(-1, keepdims=True) * smoothing
     value = log(exp(z).sum(-1, keepdims=True)) - picked
     return _unless_ignored(value.reshape(targets.shape), targets, ignore)
 
 
-def _wrong(x: Tensor, targets: Tensor, smoothing: float) -> Tensor:
+def _wrong(x: Tensor, targets: Tensor, smoothing: float, ignore: int | None) -> Tensor:
     """Return softmax(x) - q. The softmax of the row is recomputed, not stored."""
-    wrong = softmax(x) - where(_hit(x, targets), 1.0 - smoothing, 0.0)
+    wrong = softmax(x) - where(_hit(x, targets, ignore), 1.0 - smoothing, 0.0)
     return wrong - smoothing / max(x.shape[-1], 1) if smoothing > 0.0 else wrong
 
 
@@ -108,7 +112,7 @@ def _cross_entropy_vjp(
     ct: Tensor, y: Tensor, x: Tensor, targets: Tensor, *, smoothing: float, ignore: int | None
 ) -> tuple[Tensor, None]:
     # The cotangent is infinite if a mean counts no target. So 0 replaces the product, not one of its factors
-    g = _wrong(x, targets, smoothing) * ct.reshape((*ct.shape, 1))
+    g = _wrong(x, targets, smoothing, ignore) * ct.reshape((*ct.shape, 1))
     return _unless_ignored(g, targets.reshape((*targets.shape, 1)), ignore), None
 
 
@@ -127,13 +131,13 @@ CROSS_ENTROPY = composite(
 
 
 def _nll(x: Tensor, targets: Tensor, *, ignore: int | None) -> Tensor:
-    picked = take_along_axis(x, _clamped(x, targets).reshape((*targets.shape, 1)), -1)
+    picked = take_along_axis(x, _clamped(x, targets, ignore).reshape((*targets.shape, 1)), -1)
     return _unless_ignored(-picked.reshape(targets.shape), targets, ignore)
 
 
 def _nll_vjp(ct: Tensor, y: Tensor, x: Tensor, targets: Tensor, *, ignore: int | None) -> tuple[Tensor, None]:
     ct = _unless_ignored(ct, targets, ignore)
-    return where(_hit(x, targets), -ct.reshape((*ct.shape, 1)), 0.0), None
+    return where(_hit(x, targets, ignore), -ct.reshape((*ct.shape, 1)), 0.0), None
 
 
 NLL = composite("nll_loss", type=_rows, expand=_nll, vjp=_nll_vjp, jvp=multilinear, batch=alike, indexes=_targets)
@@ -177,7 +181,7 @@ def _soft(x: Tensor, q: Tensor, w: Tensor | None, smoothing: float) -> Tensor:
 
 def _own(w: Tensor, x: Tensor, t: Tensor, ignore: int | None) -> Tensor:
     """Return the weight of each target, 0 for one that is ignored. A mean divides by their sum, as in PyTorch."""
-    return _unless_ignored(take(w, _clamped(x, t)), t, ignore)
+    return _unless_ignored(take(w, _clamped(x, t, ignore)), t, ignore)
 
 
 def _weighted(x: Tensor, t: Tensor, w: Tensor, smoothing: float, ignore: int | None, reduction: str) -> Tensor:
