@@ -125,6 +125,8 @@ def test_functions_of_wgsl_are_floats_in_c() -> None:
                            wgsl=f"max({name}({{0}}, {{1}}), 0.1)", cost=9)
         for name, array in (("pow", "power"), ("atan2", "arctan2"))
     ]  # fmt: skip
+    jump = {"array": "xp.where({0} >= 0.5, 1.0, 0.0)", "wgsl": "step(0.5, {0})"}  # glibc has another `step`
+    ops.append(extend.elementwise("test_wgsl_step", **jump, cost=1))
     x = np.linspace(0.05, 0.95, 19, dtype=np.float32)
     infer = tg.compile_forward(
         model={},

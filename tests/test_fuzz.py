@@ -55,7 +55,8 @@ def agree(programs: list[Program], *runners: str) -> Mapping[str, int]:
     All runners share a reference, which takes as long as one of them. Where some cannot run, the others still do.
     """
     lacking = {name: why for name in runners if (why := RUNNERS[name].lacks())}
-    report = search(programs, [name for name in runners if name not in lacking])
+    able = [name for name in runners if name not in lacking]
+    report = search(programs if able else [], able)
     found = report.findings
     if found:
         pytest.fail(f"{len(found)} differ; the first one:\n{snippet(shrunk(found[0], 30.0))}", pytrace=False)

@@ -226,7 +226,10 @@ def scan(
             raise ShapeError.here(f"scan: fn changes the shapes of the carry: it gets {was} and returns {now}")
         for a, b in zip(tree_leaves(before), new):
             if isinstance(a, GradTensor) and isinstance(b, GradTensor) and a.dtype is not b.dtype:
-                what = f"it gets {a.type} and returns {b.type}; cast init with tg.cast"
+                remedy = "cast init with tg.cast"
+                if f64 in (a.dtype, b.dtype):  # tg.cast knows no f64
+                    remedy = f"give init its dtype with tg.tensor(x, dtype={b.dtype.name!r})"
+                what = f"it gets {a.type} and returns {b.type}; {remedy}"
                 raise DTypeError.here(f"scan: fn changes the type of the carry: {what}")
         ys.append(y)
     ordered = ys[::-1] if reverse else ys

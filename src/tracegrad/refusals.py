@@ -176,7 +176,7 @@ def unexpected(
     told = [_elsewhere(word, value, other, theirs) or remedy(word, value, names) for word, value in given.items()]
     problems = "; ".join([f"there is no argument {word!r}{hint}" for word, hint in zip(given, told)])
     stop = "" if problems.endswith("?") else "."
-    return CallError(f"{problems}{stop} The arguments are {', '.join(names) or 'none'}")
+    return CallError(f"{problems}{stop} {'The arguments are ' + ', '.join(names) if names else 'It takes none'}")
 
 
 def _elsewhere(word: str, value: Any, other: str, theirs: Sequence[str]) -> str:

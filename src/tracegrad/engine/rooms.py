@@ -18,6 +18,7 @@ from tracegrad.tuning import ROOM_RUNS
 LEAST_ROOM = 8  # a smaller one saves less than compiling it takes
 FINE_ROOMS = 4  # rooms from one power of two to the next where there are many runs; else one
 MOST_WASTE = 2  # times a new room's elements: an old room up to this large serves if no new one can be added
+MOST_FAILED = 3  # rooms of a kind that cannot be built: then none is tried, even if each call is the largest so far
 
 
 class Room(NamedTuple):
@@ -53,6 +54,7 @@ class RoomPrograms:
         self.refused: dict[Key, str] = {}  # kind of room -> why no program can have it; such a kind is not tried again
         self._works: set[Key] = set()  # kinds with a room that was built: a refusal concerns one room only
         self._failed: set[tuple[Key, Key]] = set()  # rooms that cannot be built for some sizes
+        self._failures: Counter[Key] = Counter()  # by kind
         self._kept: OrderedDict[Key, Room] = OrderedDict()
         self._uses: Counter[Key] = Counter()
 
@@ -77,9 +79,10 @@ class RoomPrograms:
                     made = built(source, sizes, seen, key, room and room.rooms, device.gpu)
                 except UnsizedError as e:
                     self._failed.add((key, others))
+                    self._failures[kind] += 1
                     # the largest call so far can be as long as a table: then a room that is smaller by 1 serves others
                     most = any(k > 0 and n == max(dict(s)[name] for s in seen) for (name, n), k in zip(sizes, key))
-                    if kind not in self._works and not most:
+                    if kind not in self._works and (not most or self._failures[kind] >= MOST_FAILED):
                         self.refused[kind] = str(e)
                         continue
                 else:
@@ -148,6 +151,7 @@ class RoomPrograms:
         self._kept.clear()
         self._uses.clear()
         self._failed.clear()
+        self._failures.clear()
         self.refused.clear()
         return dropped
 

@@ -50,7 +50,8 @@ def eager(forward: Callable[..., Any], model: Any, /, **inputs: Any) -> Any:
     inputs:  arrays, eager tensors, nested lists or numbers. If `model` is compiled, they are converted to the dtypes of
              its `inputs`. Otherwise they are converted as by `tg.asarray`.
     Returns: the result of `forward`. For a loss, `backward()` fills the gradients of an instantiated model.
-    Raises:  the errors of the ops, at the line of the op; InputError if a conversion would lose values.
+    Raises:  the errors of the ops, at the line of the op. If a conversion would lose values, InputError for a compiled
+             model, else DTypeError.
 
     Random ops draw from the seed of `tg.manual_seed`. With a training, they draw the numbers of its next step.
     As jax.disable_jit, for one call.

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from tracegrad.arrays import checked_seed, np, seed_or_new
-from tracegrad.hypers import checked_whole
 from tracegrad.refusals import helpful
 
 _place = [seed_or_new(None), 0, 0]  # see `place`
@@ -26,7 +25,7 @@ def manual_seed(seed: int, step: int = 0) -> None:
               draws the numbers of the loss's n-th random op in that step. The default, 0, draws numbers that no step
               draws.
     Gradient: none: this takes no tensor.
-    Raises:   InputError unless `seed` is an integer in [0, 2^32), and `step` an integer of at least 0.
+    Raises:   InputError unless `seed` and `step` are integers in [0, 2^32).
 
     >>> tg.manual_seed(0)
     >>> first = np.asarray(tg.randn((3,)))
@@ -34,7 +33,7 @@ def manual_seed(seed: int, step: int = 0) -> None:
     >>> bool((np.asarray(tg.randn((3,))) == first).all())
     True
     """
-    move((checked_seed(seed, "manual_seed: seed"), checked_whole("step", step, "manual_seed", 0), 0))
+    move((checked_seed(seed, "manual_seed: seed"), checked_seed(step, "manual_seed: step"), 0))
 
 
 @contextmanager

@@ -177,8 +177,9 @@ def checked_init(init: Initializer | None, shape: Shape, dtype: DType) -> Initia
             raise DTypeError.here(
                 f"init.literal: give the values as literal(array, dtype={dtype.name!r}), not {init.dtype}"
             )
-    elif isinstance(init, Orthogonal) and len(shape) < 2:
-        raise ShapeError.here(f"init.orthogonal: a parameter of two axes or more is needed, got {show(shape)}")
+    elif isinstance(init, Orthogonal) and len(shape) < 2 + init.stacked:
+        after = f" after {init.stacked} stacked" if init.stacked else ""
+        raise ShapeError.here(f"init.orthogonal: a parameter of two axes or more{after} is needed, got {show(shape)}")
     elif not dtype.is_float and not isinstance(init, (Zeros, Ones)):
         raise DTypeError.here(f"init must be zeros, ones or literal for {dtype}, got {init!r}")
     return init

@@ -19,7 +19,7 @@ __all__ = ["capture", "patch"]
 
 
 def _marked(kind: str, name: Any, x: Any) -> tuple[ambient.Trace, Tensor]:
-    """Record a site, and return the running trace and `x`. Raises TraceError for no or a used name, or after `x`."""
+    """Record a site, and return the running trace and `x`. Raises TraceError if `name` is empty, in use or second."""
     running = ambient.require(kind)
     if isinstance(x, str):
         raise TraceError(f"the name must come first, as in tg.{kind}({x!r}, x); got {shown(name)} and {x!r}")

@@ -154,7 +154,7 @@ def floor_divide(a: Operand, b: Operand) -> Tensor:
 
     a, b:     f32, i32 or u32, both of one dtype; tensors, arrays (float64 becomes f32) or numbers, of any shape.
     Returns:  the same dtype. Integers are exact; f32 is exact for results up to 2^22. For b = 0, f32 gives a / b
-              (infinite or NaN), and integers give 0. An infinite `a` gives NaN.
+              (infinite or NaN), and integers give 0. Otherwise an infinite `a` gives NaN.
     Gradient: 0: the result is constant between its steps.
     Raises:   DTypeError for other or differing dtypes; ShapeError if the shapes do not broadcast.
 

@@ -264,7 +264,7 @@ def layer_norm(x: Any, g: Any = None, b: Any = None, eps: float = 1e-5) -> Tenso
 
     x:        f32, shape (..., D).
     g, b:     f32 [D], scale and shift; None for 1 and 0.
-    eps:      a number of at least 0. With 0, constant vectors give NaN.
+    eps:      a number of at least 0. With 0, a constant vector gives NaN, or numbers that mean nothing.
     Returns:  f32, shape of `x`.
     Gradient: to `x`, `g` and `b`.
     Raises:   ShapeError if `g` or `b` is not [D]; DTypeError if one is not f32; InputError if `eps` is negative.
@@ -310,7 +310,7 @@ def batch_norm(x: Any, g: Any = None, b: Any = None, eps: float = 1e-5, *, mean:
 
     x:         f32, shape (B, C, ...).
     g, b:      f32 [C], scale and shift; None for 1 and 0.
-    eps:       a number of at least 0. With 0, a constant channel gives NaN.
+    eps:       a number of at least 0. With 0, a constant channel gives NaN, or numbers that mean nothing.
     mean, var: f32 [C], known statistics, as for inference. By default, mean and population variance of this batch.
     Returns:   f32, shape of `x`.
     Gradient:  to `x`, `g`, `b`, and to `mean` and `var` where given.

@@ -221,7 +221,7 @@ def randint(shape: int | Sequence[int], low: int, high: int | None = None) -> Te
     out = low + floor(b (high - low) / 2^32), b of 32 random bits; each probability is exact to 2^-32
 
     shape:     an integer or integers.
-    low, high: integers within i32, low < high. Other numbers raise ShapeError.
+    low, high: integers within i32, low < high. What is no integer raises ShapeError.
     Returns:   i32 of that shape; new numbers in each step or call.
     Seed:      `seed=` of `tg.compile` or `tg.compile_forward`; for eager calls the seed of `tg.manual_seed`.
     Gradient:  none.

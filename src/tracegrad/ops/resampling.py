@@ -55,7 +55,7 @@ def interpolate(
     Raises:        InputError for another mode, for sizes below 1, and unless one of `size` and `scale_factor` is given;
                    ShapeError for another rank; DTypeError if `x` is not f32.
 
-    As torch.nn.functional.interpolate, without mode="area" and antialias=True.
+    As torch.nn.functional.interpolate, without the modes "area" and "nearest-exact", and without antialias=True.
 
     >>> tg.interpolate([[[1.0, 3.0]]], size=4, mode="linear")
     tensor([[[1. , 1.5, 2.5, 3. ]]])

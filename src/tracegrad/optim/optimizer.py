@@ -46,8 +46,8 @@ class Options(TypedDict, total=False):
                       "lr" is a factor on the learning rate; other values replace the optimizer's.
                       `train.set(groups=...)` changes these values.
     decay_filter:     the parameters that weight decay applies to: a selection, as above; see `nn.decays`.
-    Raises:           InputError unless factors of running means are in [0, 1), `clip_grad_norm` > 0, `accumulate` an
-                      integer >= 1, other numbers >= 0 (but see `adafactor`); CallError for an unknown keyword.
+    Raises:           InputError unless factors of means but `momentum` are in [0, 1), `clip_grad_norm` is above 0,
+                      `accumulate` an integer >= 1, others >= 0 (see `adafactor`); CallError for an unknown keyword.
 
     An option that is not used costs no time and no memory. If weight_decay, momentum or clip_grad_norm was not used and
     `train.set` sets it, the step is compiled once more, and training goes on from its current state.

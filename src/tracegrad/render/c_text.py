@@ -185,6 +185,7 @@ PRELUDE = "\n".join(
         "#define ceil(x) __builtin_ceilf(x)",
         "#define round(x) __builtin_rintf(x)",
         "#define sqrt(x) __builtin_sqrtf(x)",
+        "#define step(edge, x) ((edge) <= (x) ? 1.0f : 0.0f)",  # without it, a call is of a function of glibc
         *[f"#define {name}(x) __builtin_{name}f(x)" for name in MATHS],
         *[f"#define {name}(x, y) __builtin_{name}f(x, y)" for name in ("atan2", "pow")],
         "typedef struct { float x, y; } vec2_f32;",

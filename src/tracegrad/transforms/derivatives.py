@@ -42,7 +42,7 @@ def grad(fn: Function, argnums: ArgNums = 0, has_aux: bool = False) -> Function:
               must have values: pass the model that a loss or forward receives, or one that `tg.instantiate` returns.
     Returns:  a function of the arguments of `fn`. Its result is a tree like the argument, or for several `argnums` a
               tuple of trees; (gradient, aux) with `has_aux`. The gradient of a leaf that is not f32 is None. Gradients
-              are NumPy arrays, but tensors if an argument is a tensor.
+              are NumPy arrays, but tensors if an argument is a tensor or `fn` uses one.
     Raises:   the function, when called: ShapeError if the result of `fn` is no scalar, DTypeError if an argument has no
               f32 leaf, TraceError if `argnums` are out of range.
 
@@ -105,8 +105,8 @@ def vjp(fn: Function, *primals: Any, has_aux: bool = False) -> tuple[Any, ...]:
     primals: the arguments of `fn`: f32 tensors, arrays, floats, or trees of them. Leaves of other dtypes are constants.
     Returns: (result, pull); with `has_aux`, where `fn` returns (result, aux), (result, pull, aux). `pull` takes a tree
              like the result, None standing for zeros, and returns a tuple with a gradient for each argument, None for
-             leaves that are not f32. You can call `pull` any number of times. For arrays and floats, results and
-             gradients are NumPy arrays; for tensors, tensors.
+             leaves that are not f32. You can call `pull` any number of times. Results and gradients are
+             NumPy arrays, but tensors if an argument is a tensor or `fn` uses one.
     Raises:  DTypeError if an argument has no f32 leaf; `pull` raises ShapeError if shapes differ from the result's, and
              TraceError if the tree differs. A list is a tree: pass an array.
 
@@ -141,7 +141,7 @@ def jvp(fn: Function, primals: Sequence[Any], directions: Sequence[Any], has_aux
     primals:    a tuple or list of the arguments of `fn`: f32 tensors, arrays, floats, or trees of them.
     directions: a tuple or list of trees like `primals`: a direction for each f32 leaf, in its shape; None stands for 0.
     Returns:    (result, derivative); with `has_aux`, where `fn` returns (result, aux), (result, derivative, aux). The
-                derivative of a leaf that is not f32 is None. Both are NumPy arrays, but tensors if an argument is one.
+                derivative of a leaf that is not f32 is None. Both are NumPy arrays, or tensors as for `grad`.
     Raises:     TraceError unless both are tuples or lists of the same structure; ShapeError if shapes differ;
                 DTypeError if an argument has no f32 leaf.
 
@@ -173,7 +173,7 @@ def jacobian(fn: Function, argnums: ArgNums = 0, has_aux: bool = False) -> Funct
     Returns: a function of the arguments of `fn`. For one result and one argument it returns J, whose shape is the
              result's followed by the argument's. For trees, it returns a tree like the result. Each of its leaves
              is a tree like the argument; for several `argnums`, a tuple of such trees. With `has_aux`, it returns
-             (that, aux). For arrays and floats it returns NumPy arrays, for tensors tensors.
+             (that, aux). All are NumPy arrays, or tensors as for `grad`.
     Raises:  the function, when called: DTypeError if an argument has no f32 leaf or a result is not f32, TraceError if
              `argnums` are out of range.
 

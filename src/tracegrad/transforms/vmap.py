@@ -40,7 +40,7 @@ def vmap(fn: Callable[..., Any], in_axes: Axes = 0, out_axes: Axes = 0) -> Calla
     out_axes: the axis along which results are stacked: an integer, or a list, tuple or dict like the result. None for a
               result that is the same for all slices, which gets no such axis.
     Returns:  a function of the whole arguments, whose result has the stacked results of `fn`. They are NumPy arrays,
-              but tensors if an argument is a tensor.
+              but tensors if an argument is a tensor or `fn` uses one.
     Raises:   the function, when called: ShapeError if axes are out of range or have different sizes, TraceError if
               `in_axes` or `out_axes` do not fit the arguments or the result.
 
