@@ -17,12 +17,14 @@ from tracegrad.ir.ambient import tracing
 from tracegrad.ir.evaluate import evaluate
 from tracegrad.ir.graph import Graph
 from tracegrad.ir.nodes import Tensor
+from tracegrad.kernels.form import Axis
 from tracegrad.kernels.fuse import Schedule
 from tracegrad.kernels.tails import End, Ends, Tail, moved
 from tracegrad.prims.leaves import iota, leaf
 from tracegrad.prims.views import window
 from tracegrad.render.c_steps import GatheredStep
 from tracegrad.runtime.cpu import CpuSession
+from tracegrad.tuning import LANES
 
 # a kernel that fails its check runs in NumPy, with right numbers
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
@@ -192,3 +194,10 @@ def test_masks_of_a_user_end_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
             for name, want in forward(None, tg.tensor(x)).items():
                 np.testing.assert_allclose(made.run(x=x).output[name], np.asarray(want), rtol=1e-4, atol=1e-4)
         assert "of a program for sizes up to" in made.explain().title
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 16, 24, 25, 48, 63, 64, 65, 128, 1000])
+def test_checks_end_a_loop_where_one_element_less_is_a_vector_less(size: int) -> None:
+    tried = Axis("t", size, end=0).tried
+    assert 1 <= tried <= max(1, 2 * size // 3) and Axis("t", size).tried == size
+    assert tried <= LANES or -(-tried // LANES) > -(-(tried - 1) // LANES)

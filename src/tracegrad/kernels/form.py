@@ -16,6 +16,7 @@ from tracegrad.dtypes import DType, strides_of
 from tracegrad.errors import TracegradError
 from tracegrad.ir.nodes import Primitive
 from tracegrad.kernels.expr import Index, Value, walk
+from tracegrad.tuning import LANES
 
 SIZE = "extent_n"  # the name of a run's size in generated code
 
@@ -112,8 +113,12 @@ class Axis:
 
     @property
     def tried(self) -> int:
-        """How many points count in checks of kernels: not all, if loops can end before."""
-        return int(self.size) if self.end < 0 else max(1, 2 * int(self.size) // 3)
+        """How many points count in checks of kernels: not all, if loops can end before.
+
+        If they are many, they are one more than whole vectors, so that a loop of vectors that ends early is found.
+        """
+        most = 2 * int(self.size) // 3
+        return int(self.size) if self.end < 0 else max(1, most - (most - 1) % LANES if most > LANES else most)
 
 
 def points(axes: Iterable[Axis]) -> int:
