@@ -176,8 +176,8 @@ def test_a_softmax_cross_entropy(classifier: Any) -> None:
   {rows}
   merged with %0 peak f32[5,1]: each row reads its own
   merged with %0 sum f32[5,1]: each row reads its own
-  merged with %0 sum f32[5,1]: they read the same values
   merged with %1 mul f32[5,3]: each row reads its own
+  merged with %0 sum f32[5,1]: they read the same values
   apart from dispatch 0, kernel 0 (matmul), which it reads: {ONE}
   memory: none, because every reader is in the same kernel
   {LOSS}

@@ -29,22 +29,19 @@ def fans(shape: Shape) -> tuple[int, int]:
     return shape[1] * area, shape[0] * area
 
 
-class _CheckedCall:
-    """Refuses wrong arguments with a remedy. A base of its own, so that `help` shows the signature of `__init__`."""
+class Initializer:
+    """Base class of initialisers: frozen plain data. Two are equal if their values are."""
 
+    # Not a dataclass: defining one takes 500 calls, and `import tracegrad` would define one per initialiser
     if not TYPE_CHECKING:
+
+        def __init_subclass__(cls) -> None:
+            cls.__init__ = cls.__init__  # `help` shows a method of the class itself before an inherited `__new__`
 
         def __new__(cls, *args: Any, **given: Any) -> Any:
             if args or given:  # copies are made without arguments
                 check_call(f"init.{kind_of(cls)}", cls.__init__, args, given, bound=1)
             return super().__new__(cls)
-
-
-class Initializer(_CheckedCall):
-    """Base class of initialisers: frozen plain data. Two are equal if their values are."""
-
-    # Not a dataclass: defining one takes 500 calls, and `import tracegrad` would define one per initialiser
-    if not TYPE_CHECKING:
 
         def __init__(self) -> None:
             """Take no arguments. `object.__init__` takes any, because the class has a `__new__`."""
