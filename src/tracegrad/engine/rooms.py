@@ -54,7 +54,6 @@ class RoomPrograms:
         self.refused: dict[Key, str] = {}  # kind of room -> why no program can have it; such a kind is not tried again
         self._works: set[Key] = set()  # kinds with a room that was built: a refusal concerns one room only
         self._failed: set[tuple[Key, Key]] = set()  # rooms that cannot be built for some sizes
-        self._failures: Counter[Key] = Counter()  # by kind
         self._kept: OrderedDict[Key, Room] = OrderedDict()
         self._uses: Counter[Key] = Counter()
 
@@ -68,7 +67,7 @@ class RoomPrograms:
         """
         dropped: list[RunProgram] = []
         for key in self._choices(sizes, seen, runs, device):
-            kind = tuple([min(max(n, -2), 1) for n in key])  # a size of 1 differs: one row can be broadcast
+            kind = _kind(key)
             if kind in self.refused:
                 continue
             at = [n for (_, n), k in zip(sizes, key) if k >= 0]
@@ -79,10 +78,10 @@ class RoomPrograms:
                     made = built(source, sizes, seen, key, room and room.rooms, device.gpu)
                 except UnsizedError as e:
                     self._failed.add((key, others))
-                    self._failures[kind] += 1
+                    failures = sum(_kind(k) == kind for k, _ in self._failed)
                     # the largest call so far can be as long as a table: then a room that is smaller by 1 serves others
                     most = any(k > 0 and n == max(dict(s)[name] for s in seen) for (name, n), k in zip(sizes, key))
-                    if kind not in self._works and (not most or self._failures[kind] >= MOST_FAILED):
+                    if kind not in self._works and (not most or failures >= MOST_FAILED):
                         self.refused[kind] = str(e)
                         continue
                 else:
@@ -151,9 +150,13 @@ class RoomPrograms:
         self._kept.clear()
         self._uses.clear()
         self._failed.clear()
-        self._failures.clear()
         self.refused.clear()
         return dropped
+
+
+def _kind(key: Key) -> Key:
+    """Return what rooms of all sizes have in common. A size of 1 differs: one row can be broadcast."""
+    return tuple([min(max(n, -2), 1) for n in key])
 
 
 def _elements(key: Key) -> int:
