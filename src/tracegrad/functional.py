@@ -43,7 +43,7 @@ from tracegrad.methods import Operand
 from tracegrad.passes.indexed import indexed
 from tracegrad.prims.leaves import LEAF, leaf
 from tracegrad.refusals import check_call, check_function, helpful, wrapped
-from tracegrad.transforms.recurrence import new_carry
+from tracegrad.transforms.recurrence import changed_type, new_carry
 from tracegrad.transforms.trees import is_pair, rebuilt, tree_leaves, tree_map
 
 __all__ = [
@@ -226,11 +226,9 @@ def scan(
             raise ShapeError.here(f"scan: fn changes the shapes of the carry: it gets {was} and returns {now}")
         for a, b in zip(tree_leaves(before), new):
             if isinstance(a, GradTensor) and isinstance(b, GradTensor) and a.dtype is not b.dtype:
-                remedy = "cast init with tg.cast"
                 if f64 in (a.dtype, b.dtype):  # tg.cast knows no f64
-                    remedy = f"give init its dtype with tg.tensor(x, dtype={b.dtype.name!r})"
-                what = f"it gets {a.type} and returns {b.type}; {remedy}"
-                raise DTypeError.here(f"scan: fn changes the type of the carry: {what}")
+                    raise changed_type(a, b, f"give init its dtype with tg.tensor(x, dtype={b.dtype.name!r})")
+                raise changed_type(a, b)
         ys.append(y)
     ordered = ys[::-1] if reverse else ys
     return tree_map(ops.asarray, carry), tree_map(lambda *parts: ops.stack(parts), *ordered)

@@ -127,12 +127,17 @@ def _results(
         raise type(e).here(f"scan: the new carry must be tensors: {_rule(e)}") from None
     for t, leaf in zip(made, leaves):
         if t.type != leaf.type:
-            kind: type[TracegradError] = DTypeError if t.dtype != leaf.dtype else ShapeError
-            raise kind.here(
-                f"scan: fn changes the type of the carry: it gets {leaf.type} and returns {t.type}; every iteration "
-                "must return what the next one takes" + "; cast init with tg.cast" * (kind is DTypeError)
-            )
+            raise changed_type(leaf, t)
     return made, *_tensors(y, "y")
+
+
+def changed_type(old: Any, new: Any, cast: str = "cast init with tg.cast") -> TracegradError:
+    """Return the error for a carry whose type `fn` changes. cast: the remedy for another dtype."""
+    kind: type[TracegradError] = DTypeError if new.dtype != old.dtype else ShapeError
+    return kind.here(
+        f"scan: fn changes the type of the carry: it gets {old.type} and returns {new.type}; every iteration must "
+        "return what the next one takes" + f"; {cast}" * (kind is DTypeError)
+    )
 
 
 def new_carry(old: Any, carry: Any) -> list[Any]:
