@@ -175,7 +175,7 @@ static void gathered_part(const gathered_ *g, const float *a, const float *b, fl
   float edge[MR * NR];
   int heights[MC]; /* of the tiles of a chunk */
   long lists[4][KC];
-  const long count = g->terms ? min_long((*g->terms > 1 ? *g->terms : 1) * g->times, g->period) : g->period;
+  const long count = g->terms ? before_end(g->terms, g->times, g->period) : g->period;
   const long all = count < g->period ? g->k / g->period * count : g->k, in_turn = all == g->k;
   const long chunks = (g->m + MC - 1) / MC, blocks = (all + KC - 1) / KC, lies = g->how == LYING_COLUMNS;
   const long direct = in_turn && (g->step == 1 ? g->along : g->ka_runs[0] >= g->k && (g->step % APART || g->m == 1));

@@ -92,6 +92,10 @@ def limit_bits(limits: Iterable[Limit]) -> int:
 
 SIZES = f"""{OPAQUE}
 static inline long min_long(long a, long b) {{ return a < b ? a : b; }}
+/* How many points of a period count: `times` for each unit of *end, which is taken for at least 1 */
+static inline long before_end(const int *end, long times, long period) {{
+  return min_long((*end > 1 ? *end : 1) * times, period);
+}}
 #if defined(__AVX512F__)
 #define VL 16
 #define MR 14
@@ -210,7 +214,7 @@ typedef struct {{
 /* How many of each period count, and how many in all. Without an end, one period has all. */
 static inline long of_period(const product_ *p, int side, long n) {{
   const int *end = p->ended[side].end;
-  return end ? min_long((*end > 1 ? *end : 1) * p->ended[side].times, p->ended[side].period) : n;
+  return end ? before_end(end, p->ended[side].times, p->ended[side].period) : n;
 }}
 static inline long counted(const product_ *p, int side, long n) {{
   return p->ended[side].end ? n / p->ended[side].period * of_period(p, side, n) : n;
