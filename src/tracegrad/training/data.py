@@ -234,7 +234,7 @@ class Position:
     size: numbers of examples and batches in the data, if known.
     told: whether `lr.plateau` has got the metric of the last step.
     sums: returns the means that `lr.plateau` will get: for each, the number of losses so far, and their sum.
-    earlier: the sums in the checkpoint that this `fit` continues.
+    earlier: the sums in the checkpoint that this `fit` continues, to which the loop adds.
     """
 
     told = False
