@@ -42,6 +42,8 @@ os.environ.setdefault(remembered.VARIABLE, "always")
 # Mesa's software adapter compiles thousands of shaders that run once or twice: without LLVM's passes this takes half of
 # the time. tools/fuzz runs them with the passes.
 os.environ.setdefault("GALLIVM_PERF", "nopt")
+# On a GPU, JAX would take three quarters of the memory in each process of the tests, and WebGPU would get none.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 # XLA compiles each program once in this process.
 XLA_CACHE = tempfile.mkdtemp(prefix="tracegrad-tests-")
 os.environ |= {"JAX_COMPILATION_CACHE_DIR": XLA_CACHE, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.3"}
