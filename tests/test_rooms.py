@@ -14,6 +14,8 @@ import pytest
 import tracegrad as tg
 from fuzzing import polymorphic
 from tracegrad import nn, optim
+from tracegrad.compiler.build import ForwardSource
+from tracegrad.compiler.rooms import build_rooms
 from tracegrad.engine import programs, rooms, stepper
 from tracegrad.engine.results import CompletedRun
 from xla import quickly
@@ -338,3 +340,17 @@ def test_labels_out_of_range_are_refused_at_each_size(named: tuple[str, ...]) ->
             for label, error in ((2, ""), (3, "label: value 3 ")):
                 r = train.step(x=x, label=np.full(shape, label, np.int32)).result()
                 assert error in str(getattr(r, "error", "")) and bool(error) == hasattr(r, "error"), (shape, r)
+
+
+def test_rows_of_a_room_keep_one_index_each() -> None:
+    """An index for each element is slower: no vector loads or adds whole rows."""
+
+    def forward(m: Any, x: Any, e: Any) -> Any:
+        return tg.segment_sum(tg.take(x, e[:, 0], axis=0), e[:, 1], x.shape[0])
+
+    def at(n: Any) -> ForwardSource:
+        return ForwardSource(nn.Linear(1, 1), forward, {"x": (n[0], D), "e": tg.i32[n[1], 2]})
+
+    graph = build_rooms(at, {"N": 16, "E": 64}, None, gpu=False).built.graph
+    looked_up = [t.inputs[1] for t in graph.nodes if t.prim.family in ("gather", "scatter")]
+    assert [x.prim.name for x in looked_up] == ["broadcast", "broadcast"]

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from tracegrad.dtypes import Shape, i32
-from tracegrad.ir.nodes import Tensor
+from tracegrad.ir.nodes import Tensor, rebind
 from tracegrad.kernels.form import UnsizedError
 from tracegrad.methods import METHODS
 from tracegrad.passes.growth import Axis, Grown, Length, Part, Parts, Sizes
 from tracegrad.prims.leaves import const, fitting, iota
-from tracegrad.prims.views import PERMUTE, broadcast_to, permute, reshape
+from tracegrad.prims.views import BROADCAST, PERMUTE, RESHAPE, broadcast_to, permute, reshape
 
 ONE = Axis(Length(1), ())
 
@@ -123,9 +123,14 @@ class Room:
         return made
 
     def placed(self, index: Tensor, axis: Axis) -> Tensor:
-        """Convert indices at a run's sizes to indices in the padded axis."""
+        """Convert indices at a run's sizes to indices in the padded axis.
+
+        Below broadcasts and reshapes, so that all elements of a row keep one index.
+        """
         if not self.roomy(axis):
             return index
+        if index.prim in (BROADCAST, RESHAPE):
+            return rebind(index, [self.placed(index.inputs[0], axis)])
         high = self.scalar(axis.length) - 1
         index = METHODS["minimum"](METHODS["maximum"](index, 0), high)
         parts = axis.ordered
