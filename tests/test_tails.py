@@ -16,10 +16,11 @@ from tracegrad.dtypes import TensorType, f32, i32
 from tracegrad.ir.ambient import tracing
 from tracegrad.ir.evaluate import evaluate
 from tracegrad.ir.graph import Graph
-from tracegrad.ir.nodes import Tensor
+from tracegrad.ir.nodes import Tensor, bind
 from tracegrad.kernels.form import Axis
 from tracegrad.kernels.fuse import Schedule
 from tracegrad.kernels.tails import End, Ends, Tail, moved
+from tracegrad.prims.folds import GATHER, SCATTER_MAX, scatter_add
 from tracegrad.prims.leaves import iota, leaf
 from tracegrad.prims.views import window
 from tracegrad.render.c_steps import GatheredStep
@@ -80,7 +81,32 @@ def kernel_gradient(x: Tensor, v: Tensor, w: Tensor, c: Tensor, n: Tensor) -> Te
     return masked(tg.tanh(x), 1, n).reshape(B * T, D).T @ right.T
 
 
-CASES: list[Callable[..., Tensor]] = [rows, terms, scores, causal, columns, kernel_gradient]
+def in_front(x: Tensor, v: Tensor, w: Tensor, c: Tensor, n: Tensor) -> Tensor:
+    """The size along the first axis of a value in memory."""
+    h = tg.cumsum(x.swapaxes(0, 1), 2)
+    return masked(tg.tanh(h) * tg.exp(h - h.max(axis=2, keepdims=True)), 0, n).sum(axis=0)
+
+
+def segments(x: Tensor, v: Tensor, w: Tensor, c: Tensor, n: Tensor) -> Tensor:
+    """Rows of all examples together, and rows of each, at places that are computed from rows."""
+    at = tg.cast(tg.abs(x[:, :, :1]) * 3.0, i32)
+    h = tg.cumsum(x, 2)
+    flat = at.reshape(B * T, 1).broadcast_to((B * T, D))
+    all_rows = scatter_add(masked(h, 1, n).reshape(B * T, D), flat, 0, 5)
+    each = bind(SCATTER_MAX, masked(h, 1, n, float("-inf")), at.broadcast_to(x.shape), axis=1, length=5)
+    return tg.where(each > -100.0, each, 0.0) + all_rows
+
+
+def picked(x: Tensor, v: Tensor, w: Tensor, c: Tensor, n: Tensor) -> Tensor:
+    """Elements of a table, at places that are computed before."""
+    at = tg.cast(tg.abs(tg.cumsum(x, 2)), i32)
+    found = bind(GATHER, v.reshape(1, D, D).broadcast_to((B, D, D)), at, axis=1)
+    return masked(found, 1, n).sum(axis=1)
+
+
+CASES: list[Callable[..., Tensor]] = [
+    rows, terms, scores, causal, columns, kernel_gradient, in_front, segments, picked
+]  # fmt: skip
 
 
 def graph_of(f: Callable[..., Tensor]) -> tuple[Graph, dict[str, Any]]:
@@ -124,7 +150,14 @@ def test_where_loops_can_end() -> None:
     assert ends(graph_of(rows)[0]) >= {End("m", tail)}
     assert ends(graph_of(terms)[0]) >= {End("m", tail), End("k", tail)}
     assert ends(graph_of(scores)[0]) >= {End("m", tail), End("n", tail), End("k", tail), End("i", tail), End("j", tail)}
+    assert ends(graph_of(segments)[0]) >= {End("k", tail)}
     assert not ends(Graph(graph_of(rows)[0].outputs))
+
+
+def test_the_outermost_loop_ends() -> None:
+    program = make_program(graph_of(in_front)[0], NOTHING, {}, {})
+    texts = [text for k in program.kernels for text in k.texts["c"].functions]
+    assert any(f"const long end = min(min({T}L, (long)p" in text for text in texts), texts
 
 
 def test_windows_are_gathered_up_to_the_size() -> None:

@@ -144,46 +144,60 @@ class Ends:
         if family == "scan" and (until := t.attrs.get("until")) in self.sizes:
             body, n, end = t.attrs["body"], t.attrs["length"], self.sizes[until]
             first, last = len(body.carries), len(body.carries) + len(body.xs)
-            # the loop drops what it computes from later elements
-            return [
-                frozenset({Tail(x.size // n, n, end)}) if first <= k < last else NONE for k, x in enumerate(t.inputs)
-            ]
+            # the loop drops what it computes from later elements, by their numbers: it can end some iterations later
+            beyond = frozenset({Tail(1, n, end)})
+            each = [first <= k < last and x.dtype.is_float for k, x in enumerate(t.inputs)]
+            return [moved(beyond, {0: 0}, (n,), x.shape) if own else NONE for own, x in zip(each, t.inputs)]
         if family == "fold":
             x = t.inputs[0]
             return [moved(mine, {d: d for d in range(n) if d not in t.axes}, t.shape, x.shape)]
+        if family == "gather":
+            return [moved(mine, {d: d for d in range(n) if d != t.axis}, t.shape, t.inputs[0].shape), mine]
+        if family == "scatter":
+            x = t.inputs[0]
+            others = moved(mine, {d: d for d in range(n) if d != t.axis}, t.shape, x.shape)
+            return [others, others | self._neutral(x, (t.axis,), t.prim.identity)]
         return [mine if family == "map" else NONE] * len(t.inputs)
 
     def of(self, kind: str, rows: int, nodes: Sequence[Tensor], outs: Sequence[Tensor]) -> tuple[End, ...]:
         """Return where the loops of a kernel can end. kind, rows, nodes and outs are those of its `Cluster`."""
-        if kind in ("scatter", "scan"):
+        if kind == "scan":
             return ()
         each = [(t.size // rows, self.unread.get(t.serial, NONE)) for t in outs]  # results of each row
         common = [frozenset([x._replace(step=x.step // n) for x in tails if x.step % n == 0]) for n, tails in each]
         results = sorted(common[0].intersection(*common[1:]))
-        if kind == "product":
-            t = next(t for t in nodes if t.prim.family == "product")
-            sides = [self._folded(x, (axis,), 0.0) for x, axis in zip(t.inputs, (t.ndim - 1, t.ndim - 2))]
-            found = [_side(x, t.shape) for x in results]
-            return (*[x for x in found if x], *[End("k", x) for x in sorted(sides[0] | sides[1])])
+        if kind in ("product", "scatter"):
+            t = next(t for t in nodes if t.prim.family == kind)
+            row, folded = t.ndim - 2, [*zip(t.inputs, (t.ndim - 1, t.ndim - 2))]
+            if kind == "scatter":
+                row, folded = t.axis, [(t.inputs[0], t.axis)]
+            terms = NONE.union(*[self._folded(x, (axis,), t.prim.identity or 0.0) for x, axis in folded])
+            found = [_side(x, t.shape, row) for x in results]
+            return (*[x for x in found if x], *[End("k", x) for x in sorted(terms)])
         folds = [self._folded(t.inputs[0], t.axes, t.prim.identity) for t in nodes if t.prim.family == "fold"]
         folds += [tails for n, tails in each if n > 1 and folds]  # results along a row
         inner = folds[0].intersection(*folds[1:]) if folds else NONE
         return (*[End("i", x) for x in results], *[End("j", x) for x in sorted(inner)])
 
+    def _neutral(self, x: Tensor, axes: Sequence[int], identity: float | None) -> Tails:
+        """Return the tails along some axes that add nothing to a fold of `x`."""
+        tails, number = self.hidden.get(x.serial, (NONE, None))
+        known = tails if number is not None and number == identity else ()
+        return frozenset([t for t in known if (at := t.axis(x.shape)) and at[0] in axes])
+
     def _folded(self, x: Tensor, axes: Sequence[int], identity: float | None) -> Tails:
         """Return the tails that add nothing to a fold of `x`, as digits of the number along the folded axes."""
-        tails, number = self.hidden.get(x.serial, (NONE, None))
         found: set[Tail] = set()
-        for t in tails if number is not None and number == identity else ():
+        for t in self._neutral(x, axes, identity):
             d, step = t.axis(x.shape) or (-1, 0)
-            if d in axes:
-                found.add(t._replace(step=step * math.prod([x.shape[e] for e in axes if e > d])))
+            found.add(t._replace(step=step * math.prod([x.shape[e] for e in axes if e > d])))
         return frozenset(found)
 
 
-def _side(tail: Tail, shape: Shape) -> End | None:
-    """Return the end of a loop over results of a product, along its stack, rows or columns."""
+def _side(tail: Tail, shape: Shape, row: int) -> End | None:
+    """Return the end of a loop over results of a product or scatter, whose rows are along the axis `row`."""
     d, step = tail.axis(shape) or (-1, 0)
-    after = math.prod(shape[d + 1 : -2])
-    group = "bmn"[max(0, d + 3 - len(shape))]
-    return End(group, tail._replace(step=step * (after if group == "b" else 1))) if d >= 0 else None
+    after = math.prod(shape[d + 1 : row] if d < row else shape[d + 1 :])
+    return (
+        End("bmn"[1 + (d > row) - (d < row)], tail._replace(step=step * (1 if d == row else after))) if d >= 0 else None
+    )

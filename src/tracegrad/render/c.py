@@ -13,7 +13,7 @@ from tracegrad.dtypes import f16
 from tracegrad.ir.nodes import PRIMITIVES
 from tracegrad.kernels.axes import all_indices
 from tracegrad.kernels.expr import Index, Quotient, Value, quotients_of, walk
-from tracegrad.kernels.form import SIZE, Axis, Extent, Fold, Kernel, Store, divides, fold_batches
+from tracegrad.kernels.form import SIZE, Axis, Fold, Kernel, Store, divides, fold_batches
 from tracegrad.render.c_ends import end_of
 from tracegrad.render.c_text import ALIGNED, C_TYPE, CALLED_FORM, PRELUDE, beyond, helper, of_numbers
 from tracegrad.render.c_values import (
@@ -170,13 +170,13 @@ class Function:
         """Return loops over some axes, of which the outermost has only this part's iterations."""
         if not axes:
             return list(lines)
-        return self.share(axes[0].name, axes[0].size, 1, self.nest(axes[1:], lines))
+        return self.share(axes[0].name, axes[0], 1, self.nest(axes[1:], lines))
 
-    def share(self, name: str, size: int, step: int, lines: Sequence[Statement]) -> list[Statement]:
-        """Return the outermost loop, limited to this part's iterations."""
-        turns = -(-int(size) // step)
+    def share(self, name: str, axis: Axis, step: int, lines: Sequence[Statement]) -> list[Statement]:
+        """Return the outermost loop, over an axis in steps, limited to this part's iterations."""
+        turns, size = -(-int(axis.size) // step), end_of(axis)
         self.parts = max(1, min(turns, int(self.kernel.work) // tuning.C_GRAIN, tuning.C_PARTS))
-        if isinstance(size, Extent):
+        if not axis.fixed or axis.end >= 0:
             turns = size if step == 1 else f"(({size} + {step - 1}) / {step})"
         end = f"const long end = min({turns} * (part + 1) / parts * {step}, (long){size});"
         return [end, Loop(name, "end", lines, f"{turns} * part / parts * {step}", step)]
@@ -377,7 +377,7 @@ class Function:
         whole = last.fixed and last.size % width == 0
         body = [f"enum {{ w = {width} }};" if whole else here, *body]
         if not others:
-            return self.share("ib", last.size, width, body)
+            return self.share("ib", last, width, body)
         return self.split(others, [Loop("ib", last.size, body, step=width)])
 
     def column(self, axis: Axis, done: Sequence[Fold], lines: Sequence[str], end: str = "w") -> Loop:

@@ -184,7 +184,7 @@ def _along_rows(f: Function, r: Running, others: list[Axis], folds: Sequence[Fol
         rest = Loop(rows.name, rows.size, alone, "ib")
         body = [when(f"ib + {RUNNING_ROWS} <= {rows.size}", body), Block("else", [rest])]
     if not others:
-        return f.share("ib", rows.size, RUNNING_ROWS, body)
+        return f.share("ib", rows, RUNNING_ROWS, body)
     return f.split(others, [Loop("ib", rows.size, body, step=RUNNING_ROWS)])
 
 

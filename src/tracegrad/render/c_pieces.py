@@ -144,4 +144,4 @@ def loops_by_pieces(f: Function) -> list[Statement] | None:
             loops.append(Loop(piece.name, stop, lines, f"max(ib - {start}, 0L)"))
     if others:
         return f.split(others, loops)
-    return f.share("ib", last.size, PIECE_GRAIN, loops)
+    return f.share("ib", last, PIECE_GRAIN, loops)

@@ -89,7 +89,7 @@ def turned_loops(f: Function) -> list[Statement] | None:
         tile = [inside, Block("else", [Loop(across.name, ends[0], [rows], "rt")])]
     columns = Loop("ct", end_of(last), tile, step=TILE)
     if not others:
-        return f.share("rt", across.size, TILE, [columns])
+        return f.share("rt", across, TILE, [columns])
     return f.split(others, [Loop("rt", end_of(across), [columns], step=TILE)])
 
 
@@ -181,7 +181,7 @@ class _Lanes:
         f.emit.loaded = {v: text for v, text in self.held.items() if v not in self.loads}
         self.body.append(Loop("l", f"min({TILE}L, {end_of(self.last)} - rt)", [*self.known(), *f.results_of_row()]))
         if not self.others:
-            return f.share("rt", self.last.size, TILE, self.body)
+            return f.share("rt", self.last, TILE, self.body)
         return f.split(self.others, [Loop("rt", end_of(self.last), self.body, step=TILE)])
 
     def turn(self) -> None:
@@ -273,9 +273,9 @@ class _Pairs:
         if self.others:
             return f.split(self.others, [Loop("ib", size, self.block("0", str(rows)), step=self.width)])
         if self.across.fixed and size // self.width >= rows // tuning.PAIRED_ROWS:
-            return f.share("ib", size, self.width, self.block("0", str(rows)))
+            return f.share("ib", self.last, self.width, self.block("0", str(rows)))
         block = self.block("first", f"min(first + {tuning.PAIRED_ROWS}, (long){rows})")
-        return f.share("first", rows, tuning.PAIRED_ROWS, [Loop("ib", size, block, step=self.width)])
+        return f.share("first", self.across, tuning.PAIRED_ROWS, [Loop("ib", size, block, step=self.width)])
 
     def block(self, first: str, end: str) -> list[Statement]:
         """Return the lines that transpose a block of columns, and fold some rows with it."""
