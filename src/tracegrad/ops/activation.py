@@ -313,7 +313,7 @@ def logaddexp(a: Operand, b: Operand) -> Tensor:
     The formula is max(a, b) + log1p(exp(-|a - b|)), which does not overflow. Where a and b are the same infinity, this
     would be NaN, and the result is that infinity.
 
-    a, b:     f32; tensors, arrays (float64 becomes f32) or numbers, of any shape. -inf, the logarithm of 0, is allowed.
+    a, b:     f32; tensors, arrays (float64 becomes f32) or floats, of any shape. -inf, the logarithm of 0, is allowed.
     Returns:  f32, the broadcast shape.
     Gradient: sigmoid(a - b) to `a`, sigmoid(b - a) to `b`; NaN where both are the same infinity.
     Raises:   DTypeError for other dtypes; ShapeError if the shapes do not broadcast.
