@@ -235,7 +235,8 @@ def solve(a: Any, b: Any) -> Tensor:
 
     a:        f32, shape (..., n, n).
     b:        f32, shape (..., n, k), or (n,). Batch axes broadcast against those of `a`.
-    Returns:  x, f32, shape (..., n, k), or (..., n) for a vector. A singular `a` gives infinities or NaN.
+    Returns:  x, f32, shape (..., n, k), or (..., n) for a vector. A singular `a` gives infinities or NaN, or numbers
+              that mean nothing if rounding hides that it is singular.
     Gradient: a^-T dy to `b`, and -(a^-T dy) x^T to `a`, dy the result's gradient.
     Raises:   ShapeError if `a` is not square or `b` has another number of rows; DTypeError if one is not f32.
 
@@ -258,11 +259,11 @@ def inv(a: Any) -> Tensor:
     """Return the inverse of a square matrix. `solve(A, B)` is faster and more exact than `inv(A) @ B`.
 
     a:        f32, shape (..., n, n).
-    Returns:  f32, shape of `a`. A singular matrix gives infinities or NaN.
+    Returns:  f32, shape of `a`. For a singular matrix see `solve`.
     Gradient: -A^-T dy A^-T, dy the result's gradient.
     Raises:   ShapeError if `a` is not square; DTypeError if it is not f32.
 
-    As numpy.linalg.inv and torch.linalg.inv.
+    As numpy.linalg.inv and torch.linalg.inv, which raise for a singular matrix.
 
     >>> tg.linalg.inv([[2.0, 0.0], [0.0, 4.0]])
     tensor([[0.5 , 0.  ],
@@ -277,8 +278,8 @@ def det(a: Any) -> Tensor:
     """Return the determinant of a square matrix, by elimination with row pivots. `slogdet` does not overflow.
 
     a:        f32, shape (..., n, n).
-    Returns:  f32, shape (...). 0 for a singular matrix.
-    Gradient: dy det(a) a^-T, dy the result's gradient; infinities or NaN for a singular matrix.
+    Returns:  f32, shape (...). For a singular matrix 0, or what rounding leaves.
+    Gradient: dy det(a) a^-T, dy the result's gradient; infinities or NaN where the result is 0.
     Raises:   ShapeError if `a` is not square; DTypeError if it is not f32.
 
     As numpy.linalg.det and torch.linalg.det.
@@ -303,8 +304,8 @@ def slogdet(a: Any) -> SignAndLog[Tensor]:
     det(a) = sign * exp(logabsdet)
 
     a:        f32, shape (..., n, n).
-    Returns:  (sign, logabsdet), f32, shape (...) each; 0 and -inf for a singular matrix.
-    Gradient: of logabsdet, dy a^-T, dy its gradient; infinities or NaN for a singular matrix. None of the sign.
+    Returns:  (sign, logabsdet), f32, shape (...) each; 0 and -inf where `det` is 0.
+    Gradient: of logabsdet, dy a^-T, dy its gradient; infinities or NaN where `det` is 0. None of the sign.
     Raises:   ShapeError if `a` is not square; DTypeError if it is not f32.
 
     As numpy.linalg.slogdet and torch.linalg.slogdet. A normalizing flow with an invertible matrix adds logabsdet to its
