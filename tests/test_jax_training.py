@@ -237,7 +237,7 @@ except tg.DeviceError as e:
 def test_without_jax_the_error_says_how_to_install_it() -> None:
     ran = subprocess.run([sys.executable, "-c", MISSING], capture_output=True, text=True, check=True)
     message = json.loads(ran.stdout)
-    assert "pip install tracegrad[jax]" in message and "<string>" in message, "the extra, and the caller's line"
+    assert 'pip install "tracegrad[jax]"' in message and "<string>" in message, "the extra, and the caller's line"
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])

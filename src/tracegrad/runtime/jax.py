@@ -13,7 +13,7 @@ from tracegrad.runtime.base import DeviceInfo, Session
 if TYPE_CHECKING:
     from tracegrad.runtime.jax_session import JaxSession
 
-INSTALL = "pip install tracegrad[jax]"
+INSTALL = 'pip install "tracegrad[jax]"'  # quoted, because zsh expands brackets
 
 
 def devices() -> list[DeviceInfo]:

@@ -19,7 +19,7 @@ from tracegrad.runtime.jax_memory import Memory, Part, jax, multihost, parts_of
 
 Folder = str | os.PathLike[str]
 TENSORS, METADATA = "tensors", "metadata"  # the two items of a checkpoint
-INSTALL = "pip install tracegrad[orbax]"
+INSTALL = 'pip install "tracegrad[orbax]"'  # quoted, because zsh expands brackets
 
 
 class Held(NamedTuple):

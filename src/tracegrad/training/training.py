@@ -186,7 +186,7 @@ class Training(Parts):
                  order of calls.
         sharded: write a folder instead, for models on a mesh: each process writes the parts of arrays that it holds,
                  and no host needs memory for all. The old checkpoint in the folder is deleted when the new one is
-                 complete. Only with device="jax" and Orbax (`pip install tracegrad[orbax]`).
+                 complete. Only with device="jax" and Orbax (`pip install "tracegrad[orbax]"`).
         Raises:  OSError naming the file; the training can go on. DeviceError for `sharded` on other devices.
         As torch.save of the state_dict of model, optimizer and scheduler.
 
