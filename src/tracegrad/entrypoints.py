@@ -77,7 +77,7 @@ def compile(
                splits each over "data". A dict of patterns, such as {"*.W": P(None, "model")}, splits the parameters of
                a pattern as P, a jax.sharding.PartitionSpec, says; the first matching pattern counts.
     Raises:    InputError for arguments that do not fit. Errors of ops in `loss`, such as ShapeError and DTypeError,
-               with the line of your code. CompileError for a loss that is no f32[], or a model without parameters.
+               with the line of your code. CompileError for a loss that is not an f32[], or a model without parameters.
                DeviceError for a device that is missing or too small.
 
     >>> loss = lambda m, x, y: tg.mse_loss(m(x), y)

@@ -97,8 +97,8 @@ def argmax(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     x:        f32, i32 or u32.
     axis:     an integer, or a tuple of axes that count as one flattened axis.
     keepdims: True keeps these axes, with size 1.
-    Returns:  i32, the shape of `x` without the axes in `axis`. Of tied elements it is the first one's index. If an
-              element is NaN, it is the index of the first NaN, as in NumPy.
+    Returns:  i32, the shape of `x` without the axes in `axis`. At a tie it is the first index. If an element is NaN, it
+              is the index of the first NaN, as in NumPy.
     Gradient: none.
     Raises:   ShapeError if `axis` is out of range or has no elements; DTypeError if `x` is bool. As numpy.argmax and
               torch.argmax.
@@ -116,8 +116,8 @@ def argmin(x: Operand, axis: Axes = None, keepdims: bool = False) -> Tensor:
     x:        f32, i32 or u32.
     axis:     an integer, or a tuple of axes that count as one flattened axis.
     keepdims: True keeps these axes, with size 1.
-    Returns:  i32, the shape of `x` without the axes in `axis`. Of tied elements it is the first one's index. If an
-              element is NaN, it is the index of the first NaN, as in NumPy.
+    Returns:  i32, the shape of `x` without the axes in `axis`. At a tie it is the first index. If an element is NaN, it
+              is the index of the first NaN, as in NumPy.
     Gradient: none.
     Raises:   ShapeError if `axis` is out of range or has no elements; DTypeError if `x` is bool. As numpy.argmin and
               torch.argmin.

@@ -27,7 +27,7 @@ def matmul(a: Operand, b: Operand) -> Tensor:
 
     a, b:     f32, rank 1 or more. Leading axes broadcast. As in NumPy, an `a` of rank 1 is a row and a `b` of rank 1 a
               column, and the result lacks that axis.
-    Returns:  f32, shape (..., M, N): M rows as in `a`, N columns as in `b`. Of two operands of rank 1, rank 0.
+    Returns:  f32, shape (..., M, N): M rows as in `a`, N columns as in `b`. Two operands of rank 1 give rank 0.
     Gradient: dy @ b^T to `a` and a^T @ dy to `b`, dy being the result's gradient; summed over the axes that broadcast.
     Raises:   ShapeError if the shapes do not fit or a rank is 0; DTypeError if one is not f32.
 

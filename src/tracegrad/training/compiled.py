@@ -135,8 +135,8 @@ class CompiledTraining(Training):
     ) -> Path:
         """Write a static site that continues this training in a browser, without Python. Return the path of its page.
 
-        path:         the folder to write. A folder must be served, such as by `tracegrad serve site`. With
-                      `single_file`, the HTML file, or a folder that gets index.html.
+        path:         the folder to write; `tracegrad serve site` serves it. With `single_file`, the HTML file, or a
+                      folder that gets index.html.
         forwards:     forwards that `attach` returned, by name. The page shows each with a demo that suits its inputs.
         single_file:  True writes one HTML file that opens by double-click, instead of a folder.
         title:        the page's title. Default: the name of the model's class, and "training".
@@ -147,16 +147,15 @@ class CompiledTraining(Training):
         vocabulary:   the text of each token, for a forward from i32[1,t] to f32[1,t,v]. The page continues texts.
         schedule:     with several losses, the order in which the page trains them, such as ("d", "d", "g"). Default:
                       each loss once, in turn.
-        sizes:        if `inputs` of the training have sizes that are None or names, the largest of each. Pass a dict,
-                      such as {"B": 64}, or one number for all, as for None. If no call chooses a size, leave `sizes`
-                      out. The page takes all sizes up to the largest, and pads arrays to it. With a list, such as
-                      {"B": [8, 64]}, a call pads to the smallest entry that fits. Training steps on `data` use the
-                      largest. A forward none of whose sizes is in `sizes` runs at the sizes of its demo only: each is
-                      1, or the number of points of a curve.
+        sizes:        the largest value of each size that is None or a name in `inputs` of the training: a dict such as
+                      {"B": 64}, or one number for all. Leave `sizes` out if no call chooses a size. The page takes all
+                      sizes up to the largest, and pads arrays to it. With a list, such as {"B": [8, 64]}, a call pads
+                      to the smallest entry that fits. Training steps on `data` use the largest. If `sizes` names no
+                      size of a forward, the page runs this forward only at the sizes of its demo: 1, or the number of
+                      points of a curve.
         Raises:       InputError for an empty path, for an HTML file without `single_file`, and for a forward that
-                      `attach` of this training did not return. Also for arguments that do not fit: `data`, `labels`,
-                      `vocabulary`, `schedule`, and missing or wrong `sizes`. Also if the learning rate is a schedule
-                      of your own class, or if no program can serve all sizes.
+                      `attach` of this training did not return. InputError also for other arguments that do not fit,
+                      for a learning rate that is a schedule of your own class, and if no program can serve all sizes.
 
         The page needs a browser with WebGPU.
 

@@ -230,8 +230,8 @@ def custom_vjp(fn: Callable[..., Any]) -> CustomVJP:
 
     fn:       a function whose arguments are tensors, or lists, tuples and dicts of tensors, passed by position. Tensors
               that it closes over get no gradient.
-    fwd:      takes the arguments of `fn`, and returns (value, kept): the result, and what `bwd` needs. A call of
-              the returned function runs `fwd`, not `fn`. A call of that function inside `fwd` runs `fn`.
+    fwd:      takes the arguments of `fn`, and returns (value, kept): the result, and what `bwd` needs. The
+              returned function runs `fwd`, not `fn`. If `fwd` calls the returned function, that call runs `fn`.
     bwd:      takes `kept` and `ct`, the gradient of the loss with respect to the value, and returns a tuple with a
               gradient, or None for zeros, for each argument.
     Returns:  a function of the same arguments.

@@ -35,8 +35,8 @@ def vmap(fn: Callable[..., Any], in_axes: Axes = 0, out_axes: Axes = 0) -> Calla
               lists, tuples, dicts and models.
     in_axes:  the axis along which each argument is sliced: an integer for all positional arguments, or a tuple with an
               entry for each, in the order of the signature. An entry is an integer, None for an argument that all calls
-              share, or a list, tuple or dict of these for a tree. Keyword-only arguments are sliced along axis 0. With
-              an integer, so are all arguments passed by keyword.
+              share, or a list, tuple or dict of these for a tree. Keyword-only arguments are sliced along axis 0. If
+              `in_axes` is an integer, all arguments passed by keyword are sliced along axis 0.
     out_axes: the axis along which results are stacked: an integer, or a list, tuple or dict like the result. None for a
               result that is the same for all slices, which gets no such axis.
     Returns:  a function of the whole arguments, whose result has the stacked results of `fn`. They are NumPy arrays,
