@@ -30,6 +30,8 @@ FAMILIES = ("leaf", "formula", "map", "view", "fold", "product", "gather", "scat
 class Primitive:
     """One row of the table of primitives: the complete definition of an op.
 
+    name:   a name that no other row has
+    family: how compilers handle the row: "map" (elementwise), "view", "fold", "composite" or another of `FAMILIES`
     type:   (*input types, **attrs) -> TensorType; raises ShapeError or DTypeError
     array:  the computation on arrays of the namespace `xp` (NumPy, jax.numpy). It is the name of a function of xp, an
             expression such as "~xp.isfinite({0})", or a function (xp, *arrays, **attrs) -> array. In the expression of
