@@ -41,8 +41,8 @@ class Options(TypedDict, total=False):
                       update.
     accumulate:       k: update at every k-th step only, with the mean of k gradients. Default 1. A schedule counts all
                       steps: for n updates it takes `steps=n * k`.
-    groups:           values for some parameters: {"backbone.*": {"lr": 0.1}, "*.b": {"weight_decay": 0.0}}. A key is a
-                      pattern of names, where `*` matches any text, or a function of the name. The first match counts.
+    groups:           values for some parameters: {"backbone.*": {"lr": 0.1}, "head.*": {"weight_decay": 0.0}}. A key is
+                      a pattern of names, where `*` matches any text, or a function of the name. The first match counts.
                       "lr" is a factor on the learning rate; other values replace the optimizer's.
                       `train.set(groups=...)` changes these values.
     decay_filter:     the parameters that weight decay applies to: a selection, as above; see `nn.decays`.
