@@ -286,7 +286,7 @@ def _devices() -> Iterator[str]:
     yield 'Devices, in the order device="auto" tries them'
     yield from (f"  {d.name:8} {d.description}" for d in tg.devices())
     if compiler() is None and os.environ.get(VARIABLE) != "off":
-        yield "  A C compiler (cc, gcc or clang; not on Windows) makes the CPU three to five times as fast,"
+        yield "  A C compiler (cc, gcc or clang; not on Windows) makes the CPU three to four times as fast,"
         yield "  and makes short steps on a GPU cost the host less."
     if os.environ.get("TRACEGRAD_DEVICE"):
         yield f'  TRACEGRAD_DEVICE={os.environ["TRACEGRAD_DEVICE"]} overrides what "auto" means'
