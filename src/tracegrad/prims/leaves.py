@@ -280,6 +280,8 @@ def _around(value: TensorMethods) -> Tensor:
     running, x = ambient.active(), cast("Any", value)
     if running is None or running.closed is None or x.dtype.name not in ("f32", "f64"):
         return literal(x.constant())
+    if x.dtype.name == "f64":
+        running.double = x.dtype  # lists that are read from now on keep their digits
     if id(value) not in running.closed:
         name = f"closed.{len(running.closed)}"
         running.closed[id(value)] = value, leaf("input", name, TensorType(f32, x.shape))
@@ -293,7 +295,8 @@ def as_tensors(*values: Any) -> tuple[Tensor, ...]:
     """
     values = tuple([unboxed(v) for v in values])
     is_number = [isinstance(v, (bool, int, float)) for v in values]
-    xs = [None if number else as_tensor(v) for v, number in zip(values, is_number)]
+    xs = [as_tensor(v) if isinstance(v, TensorMethods) else None for v in values]  # before lists, as `_around` says
+    xs = [as_tensor(v) if x is None and not number else x for x, v, number in zip(xs, values, is_number)]
     like = next((x.dtype for x in xs if x is not None), None)
     if any(x is not None and x.dtype.is_float for x in xs):
         whole = [isinstance(v, (list, tuple)) and x is not None and x.dtype.is_int for v, x in zip(values, xs)]
