@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ from tracegrad import init, nn
 from tracegrad.dtypes import TensorType, f32, i32
 from tracegrad.errors import CallError, DTypeError, InputError, ShapeError, TraceError
 from tracegrad.hypers import hyper
+from tracegrad.imperative.stepwise import instantiate
 from tracegrad.introspection.tables import summary
 from tracegrad.ir.ambient import tracing
 from tracegrad.ir.evaluate import evaluate
@@ -74,6 +75,20 @@ def test_one_parameter_reached_by_two_paths_has_the_first_name():
         m = bound(model, leaves_for(model))
     assert m.embed.W is m.out.W
     assert m.same[0] is m.embed and m.same[1] is m.out
+
+
+T = TypeVar("T")
+
+
+class OfKind(Module, Generic[T]):
+    def __init__(self) -> None:
+        self.w = self.param(2)
+
+
+def test_a_generic_module_is_a_module():
+    made = OfKind[int]()
+    assert [*nn.named_parameters(made)] == ["w"] and repr(made) == "<OfKind: 2 parameters in w f32[2]>"
+    assert instantiate(made, seed=0).w.shape == (2,)
 
 
 def test_bound_replaces_parameters_in_a_copy():

@@ -64,7 +64,8 @@ class Module(NoNumber):
 
     if not TYPE_CHECKING:  # subclasses declare their own arguments
 
-        def __init_subclass__(cls) -> None:
+        def __init_subclass__(cls, **given: Any) -> None:
+            super().__init_subclass__(**given)  # of typing.Generic
             if cls.__module__.startswith("tracegrad.nn.") and "__call__" in vars(cls):
                 cls.__call__ = _told(cls.__call__)
 
