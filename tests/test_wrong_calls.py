@@ -114,6 +114,11 @@ OPS: dict[str, tuple[Callable[[], Any], str]] = {
     "pixel_shuffle: factor": (lambda: tg.pixel_shuffle(f(1, 4, 2, 2), 0), "factor must be a positive integer, got 0"),
     "pixel_shuffle: rank": (lambda: tg.pixel_shuffle(f(4, 2), 2), "x must be images [...,C,H,W], got f32[4,2]"),
     "repeat": (lambda: tg.repeat(f(2), -1), "repeats must not be negative, got -1"),
+    "repeat: calls": (lambda: tg.repeat(lambda c: c, -1, 1.0), "n must not be negative, got -1"),
+    "repeat: type": (
+        lambda: tg.repeat(lambda c: tg.cast(c, tg.i32), 2, f(2)),
+        "fn changes the type of the carry: it gets f32[2] and returns i32[2]",
+    ),
     "accuracy": (lambda: tg.metrics.accuracy(f(), i()), "the last axis of the logits must be the classes, got f32[]"),
     "max": (
         lambda: tg.max(np.ones(3, bool)),

@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast, overload
 
 from tracegrad import ops, transforms
 from tracegrad.arrays import HAVE_NUMPY, cast_lossless, np
-from tracegrad.dtypes import TensorType, as_dtype, f32, i32, number_kind, show, whole
+from tracegrad.dtypes import TensorType, as_dtype, count, f32, i32, number_kind, show, whole
 from tracegrad.errors import (
     CallError,
     DTypeError,
@@ -43,7 +43,7 @@ from tracegrad.methods import Operand
 from tracegrad.passes.indexed import indexed
 from tracegrad.prims.leaves import LEAF, leaf
 from tracegrad.refusals import check_call, check_function, helpful, wrapped
-from tracegrad.transforms.recurrence import changed_type, new_carry
+from tracegrad.transforms.recurrence import changed_type, looped, new_carry
 from tracegrad.transforms.trees import is_pair, rebuilt, tree_leaves, tree_map
 
 __all__ = [
@@ -204,12 +204,16 @@ def scan(
     fn: Callable[..., Any], init: Any, xs: Any = None, length: int | None = None, *, reverse: bool = False
 ) -> tuple[Any, Any]:
     check_function("tg.scan", fn)
+    return _looped("scan", fn, init, xs, length, reverse)
+
+
+def _looped(who: str, fn: Callable[..., Any], init: Any, xs: Any, length: int | None, reverse: bool) -> tuple[Any, Any]:
     elements = tree_leaves(xs)
     sizes = set[Any]() if length is None else set[Any]([(max(whole(length) or 0, 0),)])
     if HAVE_NUMPY and not ambient.building():
         sizes |= {np.shape(x)[:1] for x in elements}
     if ambient.building() or len(sizes) != 1 or sizes & {(), (0,)}:  # traced, without iterations, or an error
-        result = at_once(lambda c, x: transforms.scan(fn, c, x, length, reverse=reverse))(init, xs)
+        result = at_once(lambda c, x: looped(who, fn, c, x, length, reverse))(init, xs)
         return result if ambient.building() else tree_map(ops.asarray, result)
     ((n,),) = sizes
     double = any(map(_is_double, [*tree_leaves(init), *elements]))
@@ -219,16 +223,16 @@ def scan(
         result = fn(carry, rebuilt(xs, [held(x[k]) for x in elements]))
         if not is_pair(result):
             got = type(cast("object", result)).__name__
-            raise TraceError.here(f"scan: fn must return a pair (carry, y), got a {got}; y may be None")
+            raise TraceError.here(f"{who}: fn must return a pair (carry, y), got a {got}; y may be None")
         before, (carry, y) = carry, result
-        new = new_carry(before, carry)
+        new = new_carry(who, before, carry)
         if (was := _shapes(before)) != (now := _shapes(new)):
-            raise ShapeError.here(f"scan: fn changes the shapes of the carry: it gets {was} and returns {now}")
+            raise ShapeError.here(f"{who}: fn changes the shapes of the carry: it gets {was} and returns {now}")
         for a, b in zip(tree_leaves(before), new):
             if isinstance(a, GradTensor) and isinstance(b, GradTensor) and a.dtype is not b.dtype:
                 if f64 in (a.dtype, b.dtype):  # tg.cast knows no f64
-                    raise changed_type(a, b, f"give init its dtype with tg.tensor(x, dtype={b.dtype.name!r})")
-                raise changed_type(a, b)
+                    raise changed_type(who, a, b, f"give init its dtype with tg.tensor(x, dtype={b.dtype.name!r})")
+                raise changed_type(who, a, b)
         ys.append(y)
     ordered = ys[::-1] if reverse else ys
     return tree_map(ops.asarray, carry), tree_map(lambda *parts: ops.stack(parts), *ordered)
@@ -287,4 +291,8 @@ def repeat(*args: Any, **kwargs: Any) -> Any:
 
 
 def _iterated(fn: Callable[[Any], Any], n: int, init: Any) -> Any:
-    return scan(lambda carry, _: (fn(carry), None), init, length=n)[0]
+    try:
+        n = count(n, "n")
+    except ShapeError as e:
+        raise ShapeError.here(f"repeat: {e}") from None
+    return _looped("repeat", lambda carry, _: (fn(carry), None), init, None, n, False)[0]

@@ -48,16 +48,23 @@ def scan(
     >>> total, parts
     (tensor(6.), tensor([1., 3., 6.]))
     """
-    running = ambient.require("scan")
-    carries, of_carry = _tensors(init, "init")
-    elements, of_x = _tensors(xs, "xs")
-    n = _length(elements, length)
+    return looped("scan", fn, init, xs, length, reverse)
+
+
+def looped(
+    who: str, fn: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any, length: int | None, reverse: bool
+) -> tuple[Any, Any]:
+    """Do the same as `scan`. who: the function that users call, for errors."""
+    running = ambient.require(who)
+    carries, of_carry = _tensors(who, init, "init")
+    elements, of_x = _tensors(who, xs, "xs")
+    n = _length(who, elements, length)
     leaves = [inner_leaf("carry", t.type) for t in carries]
     parts = [inner_leaf("x", TensorType(t.dtype, t.shape[1:])) for t in elements]
     number = inner_leaf("x", TensorType(_numbers(n).dtype, ()))
     with running.inside(cast_(number, u32)):
         result = fn(of_carry(leaves), of_x(parts))
-    new, ys, of_ys = _results(result, init, leaves)
+    new, ys, of_ys = _results(who, result, init, leaves)
     if n == 0:
         return of_carry(carries), of_ys([broadcast_to(const(0, y.dtype), (0, *y.shape)) for y in ys])
     # A carry that never changes is treated as a constant: nothing must be stored for it.
@@ -77,18 +84,18 @@ def _numbers(n: int) -> Tensor:
     return iota((n,), 0)
 
 
-def _tensors(tree: Any, what: str) -> tuple[list[Tensor], Callable[[Sequence[Any]], Any]]:
+def _tensors(who: str, tree: Any, what: str) -> tuple[list[Tensor], Callable[[Sequence[Any]], Any]]:
     """Return the leaves of a tree, and a function that rebuilds the tree with other leaves."""
     try:
         return [as_tensor(x) for x in tree_leaves(tree)], lambda new: rebuilt(tree, new)
     except (DTypeError, TraceError) as e:
-        raise type(e).here(f"scan: {what} must be tensors, or trees of them: {_rule(e)}") from None
+        raise type(e).here(f"{who}: {what} must be tensors, or trees of them: {_rule(e)}") from None
 
 
-def _length(xs: Sequence[Tensor], length: int | None) -> int:
+def _length(who: str, xs: Sequence[Tensor], length: int | None) -> int:
     """Return the number of iterations. Raises: ShapeError unless all agree."""
     if any(not x.shape for x in xs):
-        raise ShapeError.here(f"scan: xs has a value of rank 0, {_types(xs)}, without an axis to scan")
+        raise ShapeError.here(f"{who}: xs has a value of rank 0, {_types(xs)}, without an axis to scan")
     sizes = [x.shape[0] for x in xs]
     if length is not None:
         sizes.append(integer(length, "length"))
@@ -98,10 +105,10 @@ def _length(xs: Sequence[Tensor], length: int | None) -> int:
     if any(other != n for other in sizes):
         given = "" if length is None else f" and length is {length}"
         raise ShapeError.here(
-            f"scan: lengths differ: the first axes of xs are {_types(xs)}{given}; cut them to one length"
+            f"{who}: lengths differ: the first axes of xs are {_types(xs)}{given}; cut them to one length"
         )
     if n < 0:
-        raise ShapeError.here(f"scan: length must not be negative, got {n}")
+        raise ShapeError.here(f"{who}: length must not be negative, got {n}")
     return n
 
 
@@ -110,7 +117,7 @@ def _types(xs: Sequence[Tensor]) -> str:
 
 
 def _results(
-    result: Any, init: Any, leaves: Sequence[Tensor]
+    who: str, result: Any, init: Any, leaves: Sequence[Tensor]
 ) -> tuple[list[Tensor], list[Tensor], Callable[[Sequence[Any]], Any]]:
     """Return the new carries, the leaves of y, and a function that rebuilds the tree y from other leaves.
 
@@ -118,29 +125,29 @@ def _results(
     """
     if not is_pair(result):
         shown = getattr(result, "type", None) or article(type(result).__name__)
-        raise TraceError.here(f"scan: fn must return a pair (carry, y), got {shown}; y may be None")
+        raise TraceError.here(f"{who}: fn must return a pair (carry, y), got {shown}; y may be None")
     carry, y = result
-    new = new_carry(init, carry)
+    new = new_carry(who, init, carry)
     try:
         made = [as_tensor(x, like=leaf.dtype) for x, leaf in zip(new, leaves, strict=True)]
     except (DTypeError, TraceError) as e:
-        raise type(e).here(f"scan: the new carry must be tensors: {_rule(e)}") from None
+        raise type(e).here(f"{who}: the new carry must be tensors: {_rule(e)}") from None
     for t, leaf in zip(made, leaves):
         if t.type != leaf.type:
-            raise changed_type(leaf, t)
-    return made, *_tensors(y, "y")
+            raise changed_type(who, leaf, t)
+    return made, *_tensors(who, y, "y")
 
 
-def changed_type(old: Any, new: Any, cast: str = "cast init with tg.cast") -> TracegradError:
+def changed_type(who: str, old: Any, new: Any, cast: str = "cast init with tg.cast") -> TracegradError:
     """Return the error for a carry whose type `fn` changes. cast: the remedy for another dtype."""
     kind: type[TracegradError] = DTypeError if new.dtype != old.dtype else ShapeError
     return kind.here(
-        f"scan: fn changes the type of the carry: it gets {old.type} and returns {new.type}; every iteration must "
+        f"{who}: fn changes the type of the carry: it gets {old.type} and returns {new.type}; every iteration must "
         "return what the next one takes" + f"; {cast}" * (kind is DTypeError)
     )
 
 
-def new_carry(old: Any, carry: Any) -> list[Any]:
+def new_carry(who: str, old: Any, carry: Any) -> list[Any]:
     """Return the leaves of `carry` in the order of `old`. Raises ShapeError if the two have different forms."""
     new: list[Any] = []
 
@@ -150,10 +157,10 @@ def new_carry(old: Any, carry: Any) -> list[Any]:
     try:
         tree_map(note, old, carry)
     except TraceError as e:
-        raise ShapeError.here(f"scan: fn changes the form of the carry: {_rule(e)}") from None
+        raise ShapeError.here(f"{who}: fn changes the form of the carry: {_rule(e)}") from None
     had, has = sum(x is not None for x in new), len(tree_leaves(carry))
     if had != has:  # a part that was None
-        raise ShapeError.here(f"scan: fn changes the form of the carry: it gets {had} arrays and returns {has}")
+        raise ShapeError.here(f"{who}: fn changes the form of the carry: it gets {had} arrays and returns {has}")
     return new
 
 
