@@ -102,6 +102,7 @@ OPS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: tg.avg_pool1d(f(1, 2, 5), 0),
         "kernel_size must be one integer of at least 1, got 0",
     ),
+    "conv1d: bias": (lambda: ANY.conv1d(f(1, 2, 5), f(3, 2, 3), f(3)), "as in conv1d(x, w) + b[:, None]"),
     "conv_transpose1d: padding": (
         lambda: tg.conv_transpose1d(f(1, 2, 5), f(2, 3, 3), padding=9),
         "conv_transpose1d: padding 9 leaves none of the 7 elements: x is f32[1,2,5]",

@@ -215,7 +215,8 @@ def norm(x: Operand, axis: Axes = None, *, keepdims: bool = False, ord: float = 
     if ord in (math.inf, -math.inf):
         return (max if ord > 0 else min)(size, axis, keepdims)
     if isinstance(ord, str) or not ord >= 0:
-        raise InputError(f"ord must be a number >= 0, inf or -inf, got {ord!r}; the Frobenius norm has ord=2")
+        hint = "; the Frobenius norm has ord=2" if isinstance(ord, str) else ""
+        raise InputError(f"ord must be a number >= 0, inf or -inf, got {ord!r}{hint}")
     if ord == 0:
         return sum(cast(x != 0.0, f32), axis, keepdims)
     if ord == 1:

@@ -186,7 +186,7 @@ def int_each(what: str, value: Ints, least: int, n: int) -> Sizes:
         if str(getattr(k, "dtype", "")).startswith("f"):  # PyTorch's third argument
             raise ShapeError(
                 f"{what} must be {COUNTS[n]}, got {shown(k)}; a bias is added to the result, as in "
-                "conv2d(x, w) + b[:, None, None]"
+                f"conv{n}d(x, w) + b[:{', None' * n}]"
             )
     many = whole(value) is None and hasattr(value, "__iter__") and not isinstance(value, str)
     each = [whole(k) for k in cast("Sequence[object]", value)] if many else [whole(value)] * n
