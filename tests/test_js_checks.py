@@ -69,7 +69,7 @@ def test_a_schedule_of_the_wrong_fields_is_told_which() -> None:
     ]  # fmt: skip
     said = [
         'schedule cosine_annealing: final is missing, "end" is unknown; its fields are peak, final, steps',
-        "schedule linear: steps must be a number above 0 that is finite in f32, got 0",
+        "schedule linear: steps is 0, expected an integer above 0",
         "schedule warmup: after: schedule linear: final must be a number of at least 0 that is finite in f32, got NaN",
         "pct_start is missing, div_factor is missing, final_div_factor is missing, anneal is missing; its fields",
         'lr must be a number, or a schedule whose kind is one of constant, linear', "got null", "got a list of 1",

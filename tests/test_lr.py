@@ -119,6 +119,9 @@ def test_a_number_is_a_constant_and_nonsense_is_refused():
             lr.as_schedule(bad)
     with pytest.raises(InputError, match="steps must be above 0, got 0"):
         lr.linear(1.0, 0.1, 0)
+    with pytest.raises(InputError, match=r"staircase: every must be an integer, got 2\.5"):
+        lr.staircase(1.0, 2.5)  # pyright: ignore
+    assert lr.linear(1.0, 0.0, steps=1e1).at(6) == 0.5  # pyright: ignore
     with pytest.raises(InputError, match="known are constant, linear"):
         lr.from_spec({"kind": "magic"})
     with pytest.raises(InputError, match="anneal"):

@@ -54,6 +54,10 @@ OPS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "diag": (lambda: tg.diag(f()), "takes a vector or matrices, got f32[]"),
     "linspace": (lambda: tg.linspace(0, 1, -1), "num must not be negative, got -1"),
+    "linspace: stop": (
+        lambda: tg.linspace(0, float("inf")),
+        "start and stop must be finite numbers, got 0 and inf",
+    ),
     "smooth_l1_loss": (lambda: tg.smooth_l1_loss(f(2), f(2), beta=-1.0), "beta must be a number >= 0, got -1.0"),
     "getitem": (lambda: tg.tensor(f(2, 3))[..., 0, ...], "an index can have only one Ellipsis; got f32[2,3]"),
     "take_along_axis: rank": (
@@ -381,6 +385,9 @@ ODD: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "manual_seed": (lambda: ANY.manual_seed(0, 1.5), tg.InputError, "step must be an integer from 0"),
     "a late step": (lambda: ANY.manual_seed(0, 2**32), tg.InputError, "step must be an integer from 0 to"),
     "norm": (lambda: ANY.norm(f(2, 2), ord="fro"), tg.InputError, "the Frobenius norm has ord=2"),
+    "norm: below 0": (lambda: ANY.norm(f(2, 2), ord=-1), tg.InputError, "inf or -inf, got -1; got f32[2,2]"),
+    "size": (lambda: ANY.i32[-1], tg.ShapeError, "i32[...]: a size is an integer of at least 0, None or a name"),
+    "sizes": (lambda: ANY.f32["B", 2.5], tg.ShapeError, "got 2.5"),
     "arange": (lambda: ANY.arange(1e39), tg.ShapeError, "constants are too many to list"),
     "linspace": (lambda: ANY.linspace(0, 1, 10**12), tg.ShapeError, "constants are too many to list"),
     "nearest": (lambda: ANY.interpolate(f(1, 1, 3), 10**12), tg.ShapeError, "constants are too many to list"),

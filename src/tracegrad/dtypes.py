@@ -41,7 +41,14 @@ class DType:
     itemsize: int = 4
 
     def __getitem__(self, shape: Dimension | tuple[Dimension, ...]) -> InputType:
-        return InputType(self, shape if isinstance(shape, tuple) else (shape,))
+        sizes: tuple[Any, ...] = shape if isinstance(shape, tuple) else (shape,)
+        for n in sizes:
+            k = 0 if n is None or isinstance(n, str) else whole(n)
+            if k is None or k < 0:
+                raise ShapeError.here(
+                    f"{self}[...]: a size is an integer of at least 0, None or a name such as 'B'; got {shown(n)}"
+                )
+        return InputType(self, sizes)
 
     __iter__ = None  # Python would ask for self[0], self[1] and so on without an end
 

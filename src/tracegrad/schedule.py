@@ -21,7 +21,7 @@ class Schedule(Protocol):
     start: the step of the training at which s is 1; before it, the rate is that of s = 1. None: step 1 in an optimizer,
            and the next step in `train.set_lr`.
     Raises InputError for a rate or `gamma` that is negative or not finite. Numbers of steps and divisors must be above
-    0, and `start` an integer.
+    0, and numbers of steps and `start` integers.
 
     To write your own, define a frozen dataclass that inherits from `Schedule`, with the field
     `start: int | None = None` and the method `value(s)`.
@@ -73,13 +73,17 @@ def start_field() -> Any:
     return field(default=None, kw_only=True)
 
 
+COUNTS = ("steps", "every")  # arguments that are numbers of steps
+
+
 def check(schedule: Schedule, *rates: str, **positive: float) -> None:
     """Check that `rates` are learning rates, `positive` above 0, and `start` a step. Raises InputError otherwise."""
     what = f"lr.{kind_of(type(schedule))}"
     for name in rates:
         checked(name, getattr(schedule, name), RANGES["lr"], what)
     for name, value in positive.items():
-        checked(name, value, POSITIVE, what)
+        if checked(name, value, POSITIVE, what) % 1 and name in COUNTS:
+            raise InputError.here(f"{what}: {name} must be an integer, got {value!r}")
     start: object = schedule.start
     if start is not None and (isinstance(start, bool) or not isinstance(start, numbers.Integral)):
         raise InputError.here(f"{what}: start must be the number of a step, got {start!r}")

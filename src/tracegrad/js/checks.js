@@ -123,7 +123,7 @@ const SCHEDULES = {
     "cooling",
   ],
 };
-const ABOVE_0 = ["steps", "every", "div_factor", "final_div_factor"];
+const ABOVE_0 = ["div_factor", "final_div_factor"];
 /** Types of fields that are neither rates nor positive. */
 const OTHERS = {
   start: "step",
@@ -132,6 +132,7 @@ const OTHERS = {
   anneal: new Set(["cos", "linear"]),
   factor: "fraction",
   growth: "growth",
+  steps: "steps", every: "steps",
   mode: new Set(["min", "max"]),
   threshold_mode: new Set(["rel", "abs"]),
   best: "metric",
@@ -179,6 +180,7 @@ const TYPES = {
   share: ["a number in [0, 1]", (x) => Number.isFinite(x) && x >= 0 && x <= 1],
   fraction: ["a number in [0, 1)", (x) => Number.isFinite(x) && x >= 0 && x < 1],
   growth: ["an integer of at least 1", (x) => Number.isSafeInteger(x) && x >= 1],
+  steps: ["an integer above 0", (x) => Number.isInteger(x) && x > 0 && Number.isFinite(Math.fround(x))],
   step: ["the number of a step", (x) => x === null || Number.isSafeInteger(x)],
   metric: ["a number or null", (x) => x === null || (Number.isFinite(x) && Number.isFinite(Math.fround(x)))],
   bound: ["a number or null", (x) => x === null || Number.isFinite(x)],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -306,7 +307,7 @@ def linspace(start: float, stop: float, num: int = 50) -> Tensor:
     start, stop: Python numbers.
     num:         the number of values. 1 gives `start`, 0 an empty tensor.
     Returns:     f32, shape (num,). No gradient.
-    Raises:      ShapeError if `num` is negative or not an integer.
+    Raises:      ShapeError if `num` is negative or not an integer; InputError if `start` or `stop` is not finite.
 
     As numpy.linspace and torch.linspace.
 
@@ -314,6 +315,10 @@ def linspace(start: float, stop: float, num: int = 50) -> Tensor:
     tensor([0. , 0.5, 1. ])
     """
     num = count(num, "num")
+    ends = [unboxed(v) for v in (start, stop)]
+    if not all(isinstance(v, (int, float)) and math.isfinite(v) for v in ends):
+        raise InputError(f"start and stop must be finite numbers, got {start!r} and {stop!r}")
+    start, stop = ends
     step = (stop - start) / max(num - 1, 1)
     values = [start + step * k for k in listed(num)]
     if num > 1:

@@ -106,6 +106,9 @@ def _array(name: str, value: Any, t: Any) -> Any:
     """Return `value`, or the columns of a data frame, as an array. The first step checks its rank."""
     if hasattr(value, "to_numpy"):  # pandas, polars
         value = value.to_numpy()
+        if value.dtype == object and any(isinstance(v, str) for v in value.flat):
+            remedy = "make numbers of it, as in frame.astype('float32')"
+            raise InputError.here(f"fit: {name} has text in it, which is no number; {remedy}")
         try:
             value = value.astype(np.float32) if value.dtype == object and t.dtype.name == "f32" else value
         except (TypeError, ValueError) as e:  # a missing value of pandas, or text
