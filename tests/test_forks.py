@@ -20,9 +20,8 @@ import torch
 import wgpu
 
 import tracegrad as tg
-from tracegrad import nn, optim
+from tracegrad import kernel_source, nn, optim
 from tracegrad.engine.worker import Worker
-from tracegrad.kernel_source import SPELLING
 from tracegrad.render.c_engine import ENGINE
 from tracegrad.runtime.adapters import check_webgpu, enumerate_here
 from tracegrad.runtime.c_compiler import compiler_named
@@ -161,7 +160,7 @@ def test_what_a_child_does_with_its_parents_training_is_an_error_that_says_what_
     gate = threading.Event()
     train.worker.post(lambda _: gate.wait(SECONDS))
     under_way = train.step(x=X, y=X)
-    locks = (train._lock, infer._lock, SPELLING)
+    locks = (train._lock, infer._lock, kernel_source.spelling)
     held = threading.Barrier(2)
 
     def hold() -> None:

@@ -85,9 +85,17 @@ class Nest:
         return before + kernel + u * next((x.end - x.begin for x in self.inside if x.begin <= kernel < x.end), 0)
 
 
-SPELLING = threading.RLock()  # generating a text changes expressions that several kernels share
-if hasattr(os, "register_at_fork"):  # in a child, a thread of the parent may have held it
-    os.register_at_fork(after_in_child=SPELLING._at_fork_reinit)  # pyright: ignore  # as the standard library does
+spelling = threading.RLock()  # generating a text changes expressions that several kernels share
+
+
+def _another_lock() -> None:
+    """Make a lock that is free: in a child, a thread of the parent may have held the old one."""
+    global spelling
+    spelling = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_another_lock)
 
 
 class Texts:
@@ -103,7 +111,7 @@ class Texts:
 
     def __getitem__(self, language: str) -> Any:
         if language not in self._known and self._spell is not None:
-            with SPELLING:
+            with spelling:
                 if language not in self._known:  # another thread may have generated it in the meantime
                     self._known[language] = self._spell(language)
         return self._known[language]
