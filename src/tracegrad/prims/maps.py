@@ -193,7 +193,9 @@ def elementwise(
              expression of xp, with {0} and {1} for the inputs.
     wgsl:    the op as an expression in WGSL, with {0} and {1} too. The compiler translates it to C. It knows the
              trigonometric and hyperbolic functions, and abs, ceil, clamp, exp, exp2, floor, log, log2, max, min, pow,
-             round, select, sign, sqrt, step and trunc. With others a CPU warns and runs `array`.
+             round, select, sign, sqrt, step and trunc. With others a CPU warns and runs `array`. For NaN and infinities
+             WGSL defines no results: sign(NaN) is mostly 0, and clamp(NaN, lo, hi) differs between devices. If they
+             matter, let a `helper` test the bits, as in (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u for NaN.
              Eager calls and JAX run `array`, compiled programs run `wgsl`: both must give the same numbers. The first
              use of a compiled kernel compares them. If they differ, a CPU warns and runs `array`, and a GPU raises
              CompileError.
