@@ -259,6 +259,11 @@ register(
        lambda jax, x, axis: jax.numpy.cumsum(x, axis), weight=3),
     Op("logcumsumexp", _cumsum, lambda tg, x, axis: tg.logcumsumexp(x, axis),
        lambda torch, x, axis: torch.logcumsumexp(x, axis), lambda jax, x, axis: jax.lax.cumlogsumexp(x, axis % x.ndim)),
+    *(
+        Op(n, _cumsum, lambda tg, x, axis, n=n: getattr(tg, n)(x, axis),
+           lambda torch, x, axis, n=n: getattr(torch, n)(x, axis).values, None)
+        for n in ("cummax", "cummin")
+    ),
     Op("cumprod", _cumprod, lambda tg, x, axis: tg.cumprod(x, axis), lambda torch, x, axis: torch.cumprod(x, axis),
        lambda jax, x, axis: jax.numpy.cumprod(x, axis)),
     Op("std", _var, lambda tg, x, axis, keepdims, ddof: tg.std(x, axis=axis, keepdims=keepdims, ddof=ddof),
