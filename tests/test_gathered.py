@@ -21,7 +21,7 @@ from tracegrad.program import Program
 from tracegrad.render.c_steps import CSource, GatheredStep, Scratch
 from tracegrad.render.gathered import Lay, in_memory_order
 from tracegrad.runtime.c_compiler import GCC_FLAGS, OTHER_FLAGS, compiler_named
-from tracegrad.runtime.calls import neighbours, places, runs_of
+from tracegrad.runtime.calls import neighbours, places
 from tracegrad.runtime.cpu import CpuSession
 
 # Vectors of what this machine has, of 8 and of 4
@@ -275,7 +275,6 @@ def test_places_of_axes_and_their_neighbours() -> None:
     assert places([]).tolist() == [0]
     at = np.array([0, 1, 2, 10, 11, 20])
     assert neighbours(at).tolist() == [3, 2, 1, 2, 1, 1]
-    assert runs_of(neighbours(at), 2).tolist() == [2, 1, 1]
 
 
 @pytest.mark.parametrize("blocks", [(2, 2), (3, 1), (4, 6)], ids=str)

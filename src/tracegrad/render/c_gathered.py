@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tracegrad.render.c_product import SIZES, TURNED, each_height
+from tracegrad.tuning import LANES, LYING_ROWS
 
 FEW = {1: 8, 2: 4, 3: 4}  # rows of a tile -> vectors of columns: so many sums hide the latency of an addition
 MOST = max(FEW.values())
@@ -69,7 +70,7 @@ static void (*const lying[MR + 1])(LYING) = {{
 }};
 static void (*const lying_few[])(LYING) = {{{", ".join(f"[{h}] = lying_{h}_{w}" for h, w in FEW.items())}}};
 static const long few[] = {{{", ".join(f"[{h}] = {w}" for h, w in FEW.items())}}};
-enum {{ MOST = {MOST} }};
+enum {{ MOST = {MOST}, LANES = {LANES} }};
 static const long beside[] = {{{", ".join(f"{w} * VL" for w in range(MOST))}}}; /* vectors one behind the other */
 
 {each_count(stacked)}
@@ -258,6 +259,17 @@ static void stacked_part(const gathered_ *g, long first, long some) {{
   }}
 }}
 
+/* True if n columns are read where they lie, because vectors that cover runs of them have little empty space. Tiles
+   read two vectors at a time. */
+static int lies(const gathered_ *g, long n) {{
+  long filled = 0;
+  for (long j = 0, run; j < n; j += run) {{
+    run = min_long(g->nb_runs[j], n - j);
+    filled += (run + LANES - 1) / LANES * LANES;
+  }}
+  return n > LANES && g->m * (filled - n) <= {LYING_ROWS} * filled;
+}}
+
 /* A part is a range of blocks of columns, of all of the batch, or of VL products of it. */
 void gathered(void **at, long part, long parts) {{
   const gathered_ *g = (const gathered_ *)at;
@@ -267,7 +279,10 @@ void gathered(void **at, long part, long parts) {{
       stacked_part(g, i * VL, min_long(VL, g->batch - i * VL));
     return;
   }}
-  const long n = g->end ? min_long(g->n, *g->end) : g->n, unit = g->how == LYING_COLUMNS ? 1 : NR;
+  const long n = g->end ? min_long(g->n, *g->end) : g->n;
+  gathered_ here = *g;
+  if (lies(g, n)) here.how = LYING_COLUMNS;
+  const long unit = here.how == LYING_COLUMNS ? 1 : NR;
   const long all = g->batch * g->across, units = (n + unit - 1) / unit;
   vectors_ v;
   v.begin = v.end = 0;
@@ -275,8 +290,8 @@ void gathered(void **at, long part, long parts) {{
     const long *o = g->offsets + 3 * (i / g->across), x = i % g->across;
     const long end = min_long(units * (x + 1) / g->across * unit, n);
     for (long j = units * x / g->across * unit; j < end; j = v.end) {{
-      find_vectors(&v, g, j, end);
-      gathered_part(g, g->pa + o[0], g->pb + o[1], g->pc + o[2], &v);
+      find_vectors(&v, &here, j, end);
+      gathered_part(&here, g->pa + o[0], g->pb + o[1], g->pc + o[2], &v);
     }}
   }}
 }}

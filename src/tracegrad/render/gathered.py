@@ -20,7 +20,7 @@ from tracegrad.dtypes import f32, strides_of
 from tracegrad.kernels.axes import Scaled
 from tracegrad.kernels.expr import Dynamic, Guard, Index, Quotient, Value, atoms_of, indices_of, variables_of, walk
 from tracegrad.kernels.form import Axis, Kernel
-from tracegrad.tuning import LANES, LYING, LYING_ROWS
+from tracegrad.tuning import LANES, LYING
 
 
 class Lay(NamedTuple):
@@ -222,11 +222,6 @@ def span(lays: Sequence[Lay]) -> int | None:
         run *= n if step == run else 1  # neighbours in memory
     vectors = columns // run * -(-run // LANES)
     return reach if reach <= LANES * vectors and columns < LYING * LANES * vectors else None
-
-
-def lies(m: int, n: int, vectors: int) -> bool:
-    """Return whether a product reads its columns in place, as this number of vectors, instead of packing them."""
-    return n > LANES and m * (1 - n / (LANES * vectors)) <= LYING_ROWS  # tiles read two vectors at a time
 
 
 def in_memory_order(axes: Sequence[Axis], lays: Sequence[Lay]) -> tuple[Axis, ...] | None:

@@ -18,10 +18,10 @@ from tracegrad.kernels.form import Extent, decided
 from tracegrad.loops import BY_SIZE, Move
 from tracegrad.program import Program
 from tracegrad.render.c_steps import FunctionStep, GatheredStep, Place, ProductStep, Spread, Step
-from tracegrad.render.gathered import Lay, lies
+from tracegrad.render.gathered import Lay
 from tracegrad.runtime.process import processors
 from tracegrad.runtime.storage import address, lying
-from tracegrad.tuning import LANES, POOL_FROM, PRODUCT_GRAIN, PRODUCT_PARTS, PRODUCT_SIDE, PRODUCT_STACK, PRODUCT_STORE
+from tracegrad.tuning import POOL_FROM, PRODUCT_GRAIN, PRODUCT_PARTS, PRODUCT_SIDE, PRODUCT_STACK, PRODUCT_STORE
 
 Shape = tuple[int, ...]
 FIRST_OF_PRODUCT, FIRST_OF_GATHERED = 9, 4  # argument that is the left operand's address; the right's follows
@@ -239,13 +239,13 @@ class CallList:
         end:     how many columns count, in an array of one element; None: all.
         terms:   which k count, as in `GatheredStep`, with the i32 likewise.
         """
-        batch, (m, n) = out.shape[:-2], out.shape[-2:]
+        batch, m = out.shape[:-2], out.shape[-2]
         ((x, x_first), left), ((y, y_first), right) = a, b
         offsets = offsets_in(batch, (left.batch, right.batch, [s // 4 for s in out.strides[:-2]]))
         tables = [places(left.columns), places(right.rows), places(right.columns)]
         runs = [neighbours(t) for t in tables]
-        k, vectors = len(tables[0]), int(np.sum(runs_of(runs[2], LANES)))
-        how = 3 if stacked else 0 if lies(m, n, vectors) else 1 if runs[2].mean() >= runs[1].mean() else 2
+        k = len(tables[0])
+        how = 3 if stacked else 1 if runs[2].mean() >= runs[1].mean() else 2  # if columns are not read where they lie
         whole, parts = SizedGathered(out.shape, k)(0)
         words = [whole[0], m, whole[2], k]
         words += [x.ctypes.data + 4 * x_first, y.ctypes.data + 4 * y_first, out.ctypes.data, offsets.ctypes.data]
@@ -334,12 +334,6 @@ def neighbours(at: Array) -> Array:
     ends = np.append(np.flatnonzero(np.diff(at) != 1) + 1, len(at))
     each = np.arange(len(at))
     return ends[np.searchsorted(ends, each, side="right")] - each
-
-
-def runs_of(neighbours: Array, lanes: int) -> Array:
-    """Return for each run of contiguous offsets the number of vectors of `lanes` elements that cover it."""
-    first = np.append(True, neighbours[:-1] == 1)
-    return -(-neighbours[first] // lanes)
 
 
 class Lent:
