@@ -106,7 +106,8 @@ def confusion_matrix(predictions: Any, targets: Any, n: int) -> Tensor:
     out[t, p] = the number of positions with the target t and the prediction p
 
     predictions, targets: i32, equal shapes, classes in [0, n). Others raise IndexError, or InputError where they are
-                          inputs of a run. Those that a program computes are not checked: they count in a wrong place.
+                          inputs of a run. Classes that a program computes are not checked: out of range, they
+                          count in a wrong place.
     n:                    the number of classes.
     Returns:              i32 [n, n]: rows are the true classes, columns the predicted ones. No gradient.
     Raises:               ShapeError if the shapes differ; DTypeError if one is not i32.

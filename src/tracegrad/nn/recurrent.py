@@ -181,7 +181,7 @@ class RNN(Recurrent):
     G is 1 for RNN, 3 for GRU and 4 for LSTM. First values are uniform in [-e, e), e = 1 / sqrt(hidden_dim).
     Raises: ShapeError for sizes below 1, when called if x, state or lengths do not fit, and in eager calls for T = 0.
             DTypeError for lengths that are not i32. InputError if `dropout` is outside [0, 1], and for lengths out of
-            range; those of an input fail the run.
+            range; a length out of range in an input fails the run.
     As torch.nn.RNN with batch_first.
 
     >>> y, last = tg.instantiate(nn.RNN(3, 4), seed=0)(np.zeros((2, 5, 3), np.float32))

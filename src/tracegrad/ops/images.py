@@ -301,7 +301,7 @@ def grid_sample(
     grid:          f32 [B, H', W', 2].
     mode:          "bilinear" interpolates between the four nearest pixels; "nearest" takes the nearest one, and the
                    even row or column at a tie.
-    padding_mode:  "zeros": pixels outside of the image are 0, also those that "bilinear" blends in at its edges.
+    padding_mode:  "zeros": pixels outside of the image are 0. At the edges, "bilinear" blends with these zeros.
                    "border": each coordinate is clamped to the range between the outermost pixels' centres.
     align_corners: what -1 and 1 are: True for the centres of the outermost pixels, False for the borders of the image.
     Returns:       f32 [B, C, H', W'].

@@ -204,7 +204,7 @@ def cross_entropy(
     loss = logsumexp(x) - sum_c q[c] x[c],  q = (1 - s) onehot(target) + s / C
 
     logits:          f32, shape (..., C): raw scores x of C classes, on the last axis.
-    targets:         i32, shape (...): class numbers from 0 to C - 1. Other numbers raise InputError; but those that a
+    targets:         i32, shape (...): class numbers from 0 to C - 1. Other numbers raise InputError; numbers that a
                      program computes are clamped. Or f32, shape (..., C): probabilities, which replace onehot(target).
     reduction:       "mean" over the positions not ignored, "sum", or "none" for one value per position.
     label_smoothing: s in [0, 1].
