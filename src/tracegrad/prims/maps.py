@@ -240,7 +240,7 @@ def _document(
     last = f"\n\nAs {' and '.join(alike)}." if alike else ""
     plain = f"{name.replace('_', ' ').capitalize()} of {'`a` and `b`' if two else '`x`'}"
     meaning, slope, *example = EXAMPLES.get(name, [plain, "by its `vjp`" if differentiable else "none"])
-    numbers = {BOOL: "Python's booleans", FLOAT: "floats"}.get(accepts, "numbers")
+    numbers = "Python's booleans" if accepts == BOOL else "floats" if accepts == FLOAT else "numbers"
     return (
         f"{meaning}, element by element{'; a and b broadcast' if two else ''}.\n\n"
         f"{'a, b:     ' if two else 'x:        '}{' or '.join(', '.join(d.name for d in accepts).rsplit(', ', 1))}"
