@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from all_cases import ALL_CASES
 from cases import Case
 from test_kernels import COUNTERS, NOTHING, run
+from together import by_rows
 from tracegrad.compiler.pipeline import make_program, optimize
 from tracegrad.dtypes import TensorType, f32
 from tracegrad.ir.ambient import tracing
@@ -111,10 +113,23 @@ def everything_stored() -> Iterator[None]:
         yield
 
 
+@cache
+def subject_of(case: Case) -> Subject:
+    return Subject.of(case)
+
+
+@pytest.fixture(scope="module")
+def c_session_of(everything_stored: None) -> Iterator[Callable[[Case], CpuSession]]:
+    """The session of a row with kernels in C."""
+    with by_rows(CASES, lambda case: subject_of(case).program) as session_of:
+        yield session_of
+
+
 @dataclass(frozen=True)
 class Expected:
     """A subject, and how far each of its results may be from that of f32."""
 
+    case: Case
     subject: Subject
     results: dict[str, tuple[float, float]]  # the result of f32, and the distance
 
@@ -128,14 +143,14 @@ class Expected:
 def expected(request: pytest.FixtureRequest, everything_stored: None) -> Expected:
     """Calculated once for all runtimes, because pytest runs the tests of one row one after another."""
     case: Case = request.param
-    subject = Subject.of(case)
+    subject = subject_of(case)
     assert subject.program.needs_f16 == bool(subject.halves())
     want = run(CpuSession(), make_program(replace(subject.graph, precision="f32"), NOTHING, {}, {}), subject.env)
     found: dict[str, tuple[float, float]] = {}
     for name, bound in subject.bounds().items():
         w = float(want[name])
         found[name] = w, bound + case.f32_tol * max(1.0, abs(w)) * subject.graph.outputs[name].size
-    return Expected(subject, found)
+    return Expected(case, subject, found)
 
 
 def through_memory(session: Any) -> tuple[Any, Any]:
@@ -191,8 +206,9 @@ def test_numpy(expected: Expected) -> None:
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")  # where C fails, NumPy would do instead
-def test_c(expected: Expected, c_session: CpuSession) -> None:
-    expected.check(c_session)
+@pytest.mark.usefixtures("quick_c")  # no user has kernels of one value each
+def test_c(expected: Expected, c_session_of: Callable[[Case], CpuSession]) -> None:
+    expected.check(c_session_of(expected.case))
 
 
 def test_wgsl(expected: Expected, device: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -13,6 +14,7 @@ import tracegrad as tg
 from all_cases import ALL_CASES
 from cases import Case
 from memory_check import overlaps
+from together import by_rows
 from tracegrad import tuning
 from tracegrad.compiler.layout import Persistent
 from tracegrad.compiler.pipeline import make_program, optimize
@@ -100,12 +102,19 @@ def test_numpy_kernels_match_the_reference(case: Case) -> None:
     assert_same(case, graph, env, run(CpuSession(), program_of(case), env))
 
 
+@pytest.fixture(scope="module")
+def c_session_of() -> Iterator[Callable[[Case], CpuSession]]:
+    """The session of a row with kernels in C."""
+    with by_rows(ALL_CASES, program_of) as session_of:
+        yield session_of
+
+
 @pytest.mark.filterwarnings("error::RuntimeWarning")  # where C fails, NumPy would do instead
 @pytest.mark.parametrize("case", ALL_CASES, ids=lambda c: c.name)
-def test_c_kernels_match_the_reference(case: Case, c_session: CpuSession) -> None:
+def test_c_kernels_match_the_reference(case: Case, c_session_of: Callable[[Case], CpuSession]) -> None:
     graph = graph_of(case)
     env = inputs_of(graph, case)
-    assert_same(case, graph, env, run(c_session, program_of(case), env))
+    assert_same(case, graph, env, run(c_session_of(case), program_of(case), env))
 
 
 @pytest.mark.parametrize("columns", [8, 12, 20, 24, 28, 36, 44, 52, 60, 64, 84])

@@ -1,0 +1,61 @@
+"""Kernels of many programs in few libraries: the compiler starts rarely, and compiles what programs share once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+
+from cases import Case
+from tracegrad.program import Program
+from tracegrad.runtime.c_compiler import Compiler, compiler_named
+from tracegrad.runtime.cpu import CpuSession
+
+NEIGHBOURS = 24  # rows of a table whose kernels are compiled together
+
+_begun = CpuSession._begun
+
+
+class Together(CpuSession):
+    """A session whose C has been compiled for all of `programs`, as if they were one. It loads only these."""
+
+    def __init__(self, compiler: Compiler, programs: Sequence[Program]) -> None:
+        super().__init__(compiler)
+        self._together = begun(self, programs)
+
+    def _begun(self, program: Program) -> list[Future[Any]]:
+        return in_c(self._together)
+
+
+def begun(session: CpuSession, programs: Sequence[Program]) -> list[Future[Any]]:
+    """Begin to compile the kernels of all programs as those of one."""
+    kernels = tuple(k for p in programs for k in p.kernels)
+    return _begun(session, replace(programs[0], kernels=kernels))
+
+
+def in_c(libraries: list[Future[Any]]) -> list[Future[Any]]:
+    """The same libraries, once they are there."""
+    assert all(x.result() for x in libraries), "where C fails, NumPy would do instead"
+    return libraries
+
+
+@contextmanager
+def by_rows(cases: Sequence[Case], program_of: Callable[[Case], Program]) -> Iterator[Callable[[Case], CpuSession]]:
+    """The session of each row. Neighbours share one, as long as the context lasts."""
+    found = compiler_named("")
+    if found is None:
+        pytest.skip("no C compiler")
+    number = {case.name: k for k, case in enumerate(cases)}
+    with ExitStack() as open_sessions:
+
+        @cache
+        def session(first: int) -> CpuSession:
+            programs = [program_of(case) for case in cases[first : first + NEIGHBOURS]]
+            return open_sessions.enter_context(closing(Together(found, programs)))
+
+        yield lambda case: session(number[case.name] // NEIGHBOURS * NEIGHBOURS)
