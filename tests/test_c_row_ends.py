@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 import tracegrad as tg
 from in_c import computed, text
+from together import together
 from tracegrad.dtypes import f32
 from tracegrad.ir.nodes import Tensor
 from tracegrad.tuning import HELD_ROW, LONG_ROWS, LONGEST_PAIRED, PAIRED
@@ -30,6 +32,7 @@ FUNCTIONS: dict[str, Function] = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
+@together
 def test_ends_give_the_bits_of_one_long_row(name: str) -> None:
     fn, rng = FUNCTIONS[name], np.random.default_rng(len(name))
     for _ in range(8):
@@ -41,6 +44,7 @@ def test_ends_give_the_bits_of_one_long_row(name: str) -> None:
         np.testing.assert_array_equal(computed(fn, *arrays), computed(fn, *whole).reshape(shape), f"{shapes}")
 
 
+@together
 def test_ends_read_what_is_elsewhere() -> None:
     x = np.random.default_rng(0).standard_normal((50, 9)).astype(np.float32)
     kinds: dict[str, tuple[Callable[[Tensor], Tensor], Any]] = {
@@ -74,19 +78,21 @@ OF_PAIRS: dict[str, tuple[Pair, Callable[[Any, Any], Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", OF_PAIRS)
 @pytest.mark.parametrize("size", [(9, 70, 33), (40, 17, 24), (8, 130, 100), (131, 9, 12), (10, 9, 7)])
-def test_pairs_of_rows_by_columns(name: str, size: tuple[int, int, int]) -> None:
-    (i, j, k), (fn, expected) = size, OF_PAIRS[name]
-    rng = np.random.default_rng(i)
-    for batch in ((), (3,)):
+@together
+def test_pairs_of_rows_by_columns(size: tuple[int, int, int]) -> None:
+    i, j, k = size
+    for (name, (fn, expected)), batch in product(OF_PAIRS.items(), ((), (3,))):
+        rng = np.random.default_rng(i)
         a, b = (rng.standard_normal((*batch, n, k)).astype(np.float32) for n in (i, j))
-        both: Pair = lambda a, b: fn(tg.expand_dims(a, -2), tg.expand_dims(b, -3))
-        assert PAIRS.search(text(both, a.shape, b.shape))
-        np.testing.assert_allclose(computed(both, a, b), expected(a[..., None, :], b[..., None, :, :]), 2e-5, 2e-5)
+        both: Pair = lambda a, b, fn=fn: fn(tg.expand_dims(a, -2), tg.expand_dims(b, -3))
+        assert PAIRS.search(text(both, a.shape, b.shape)), name
+        wanted = expected(a[..., None, :], b[..., None, :, :])
+        np.testing.assert_allclose(computed(both, a, b), wanted, 2e-5, 2e-5, err_msg=name)
 
 
 @pytest.mark.parametrize("width", [9, 40, 300, 5000])
+@together
 def test_norms_of_rows_whose_squares_overflow_or_vanish(width: int) -> None:
     """A second sum, of multiples, is left out where no row of a block needs it."""
     rng = np.random.default_rng(width)
@@ -124,6 +130,7 @@ MASKED: Callable[[Tensor], Tensor] = lambda x: tg.softmax(tg.where(x > 0.5, x, -
 
 
 @pytest.mark.parametrize("n", [16, 31, 33, 100, 257])
+@together
 def test_a_row_computes_functions_of_its_folds_once(n: int) -> None:
     x = np.random.default_rng(n).standard_normal((3, n)).astype(np.float32)
     x[0, n // 2], x[1] = -np.inf, x[1] * 1000

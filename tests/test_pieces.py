@@ -10,6 +10,7 @@ import pytest
 
 import tracegrad as tg
 from in_c import computed, of_each, text
+from together import together
 from tracegrad.runtime.c_compiler import VARIABLE
 from tracegrad.tuning import MOST_CUT, MOST_PIECES, PIECE_GRAIN
 
@@ -24,6 +25,7 @@ def drawn(rng: np.random.Generator, *shape: int) -> Any:
 
 
 @pytest.mark.parametrize("rank", (1, 2, 3))
+@together
 def test_joined_rows_are_exact(rank: int) -> None:
     rng = np.random.default_rng(rank)
     for _ in range(8):
@@ -36,6 +38,7 @@ def test_joined_rows_are_exact(rank: int) -> None:
 
 @pytest.mark.parametrize("runtime", ("c", "numpy"))
 @pytest.mark.parametrize("count", (4, 7, 26, MOST_PIECES, MOST_PIECES + 1))
+@together
 def test_many_narrow_rows_are_exact(count: int, runtime: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as the embeddings of a table's columns, side by side."""
     if runtime == "numpy":
@@ -59,6 +62,7 @@ def test_many_narrow_rows_are_exact(count: int, runtime: str, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("n", (47, 48, PIECE_GRAIN, 2 * PIECE_GRAIN + 1))
+@together
 def test_padded_rows_are_exact(n: int) -> None:
     rng = np.random.default_rng(n)
     for shape in ((n,), (3, n), (2, 2, n)):
@@ -68,6 +72,7 @@ def test_padded_rows_are_exact(n: int) -> None:
         np.testing.assert_array_equal(computed(lambda x, w=widths: tg.pad(x, w) - 1.0, x), np.pad(x, widths) - 1)
 
 
+@together
 def test_slopes_of_halves_and_shifts_are_exact() -> None:
     x = drawn(np.random.default_rng(0), 3, 130)
     halves = lambda x: x[:, :65] * x[:, 65:]
@@ -88,6 +93,7 @@ def test_a_piece_has_no_guards_and_short_rows_keep_them() -> None:
 
 
 @pytest.mark.parametrize("axis", (0, 1))
+@together
 def test_arrays_joined_along_other_axes_are_exact(axis: int) -> None:
     rng = np.random.default_rng(axis)
     for _ in range(8):
@@ -98,6 +104,7 @@ def test_arrays_joined_along_other_axes_are_exact(axis: int) -> None:
         np.testing.assert_array_equal(computed(join, *arrays), expected)
 
 
+@together
 def test_pads_of_several_axes_are_exact() -> None:
     rng = np.random.default_rng(1)
     for _ in range(12):
@@ -107,6 +114,7 @@ def test_pads_of_several_axes_are_exact() -> None:
 
 
 @pytest.mark.parametrize("step", (2, 3, 5, 7, 17))
+@together
 def test_gradients_of_steps_are_exact(step: int) -> None:
     rng = np.random.default_rng(step)
     for shape, first in (
@@ -138,6 +146,7 @@ def test_pieces_of_other_axes_have_no_guards() -> None:
 
 
 @pytest.mark.parametrize("step", (2, 3, 4))
+@together
 def test_phases_of_interleaved_images_are_exact(step: int) -> None:
     rng = np.random.default_rng(step)
     for size in ((20, 21), (19, 40), (9, 12)):
@@ -174,6 +183,7 @@ def test_copies_for_windows_at_steps_have_no_conditions_of_two_axes(axes: int) -
 
 
 @pytest.mark.parametrize("how", ((5, 1, 2), (5, 5, 0), (7, 3, 3), (9, 1, 4), (13, 4, 2), (40, 1, 0)))
+@together
 def test_long_windows_are_exact(how: tuple[int, int, int]) -> None:
     k, stride, padding = how
     rng = np.random.default_rng(k)
@@ -192,6 +202,7 @@ def test_long_windows_are_exact(how: tuple[int, int, int]) -> None:
 
 
 @pytest.mark.parametrize("n", (60, 62))
+@together
 def test_each_phase_reads_a_product_of_its_own(n: int) -> None:
     rng = np.random.default_rng(n)
     a, b, v = drawn(rng, 40, 20), drawn(rng, 20, n), drawn(rng, 21)
@@ -203,6 +214,7 @@ def test_each_phase_reads_a_product_of_its_own(n: int) -> None:
 
 @pytest.mark.parametrize("n", (19, 23, 31, 47, 59))
 @pytest.mark.parametrize("rows", (1, 3, 40))
+@together
 def test_the_last_elements_of_a_row_are_one_vector(n: int, rows: int) -> None:
     """What lies behind a row is neither folded nor overwritten, also if it is NaN or infinite."""
     x = np.random.default_rng(n).standard_normal((rows, n)).astype(np.float32)

@@ -16,6 +16,7 @@ import pytest
 import tracegrad as tg
 from in_c import computed, text
 from oracle import torch
+from together import together
 from tracegrad.ir.nodes import Tensor
 from tracegrad.ops.cumulative import LARGEST_BLOCK, SCAN_BLOCK, SMALLEST_BLOCK, block_of
 from tracegrad.tuning import LANES
@@ -75,6 +76,7 @@ def backwards(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
+@together
 def test_running_sums_are_exact_along_every_axis_both_ways(shape: tuple[int, ...]) -> None:
     x = np.random.default_rng(0).integers(-3, 4, shape).astype(np.float32)
     weights = np.arange(x.size).reshape(shape)  # their sums are below 2^24
@@ -86,6 +88,7 @@ def test_running_sums_are_exact_along_every_axis_both_ways(shape: tuple[int, ...
 
 
 @pytest.mark.parametrize("shape", ((5, 40), (41, 6), (2, 7, 130)), ids=str)
+@together
 def test_running_extrema_are_exact_along_every_axis(shape: tuple[int, ...]) -> None:
     """Elements are tied, NaN or infinite; the gradient of a tie is that of the last, as in PyTorch."""
     rng = np.random.default_rng(0)
@@ -103,6 +106,7 @@ def test_running_extrema_are_exact_along_every_axis(shape: tuple[int, ...]) -> N
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
+@together
 def test_running_products_are_exact_along_every_axis(shape: tuple[int, ...]) -> None:
     x = np.random.default_rng(0).choice(np.array([1, -1, 2, 0.5], np.float32), shape)
     x[..., -1:] = 0.0
@@ -121,6 +125,7 @@ def slopes_of_products(x: Any, weights: Any) -> Any:
 
 
 @pytest.mark.parametrize("n", (2, 3, 5, 8, 31, 33, 70))
+@together
 def test_slopes_of_running_products_are_exact_at_zeros(n: int) -> None:
     rng = np.random.default_rng(n)
     x = rng.choice(np.array([1, -1, 2, 0.5]), (6, n))

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import tracegrad as tg
+from together import together
 from tracegrad.compiler.layout import Persistent
 from tracegrad.compiler.pipeline import make_program
 from tracegrad.dtypes import DType, TensorType, f32, i32
@@ -148,6 +149,7 @@ def compare_choices(session: CpuSession, of: str, shape: tuple[int, int]) -> Non
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize("of", OPERANDS)
 @pytest.mark.parametrize("width", (1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 17) if ALL else (3, 5))
+@together
 def test_choices_in_rows_of_any_length(width: int, of: str, c_session: CpuSession) -> None:
     """GCC 13.3 took one element's condition for all where sums of choices had rows of 3."""
     for rows in (1, 4, 5, 16, 33) if ALL else (16,):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager
@@ -59,3 +60,46 @@ def by_rows(cases: Sequence[Case], program_of: Callable[[Case], Program]) -> Ite
             return open_sessions.enter_context(closing(Together(found, programs)))
 
         yield lambda case: session(number[case.name] // NEIGHBOURS * NEIGHBOURS)
+
+
+def together(test: Callable[..., None]) -> Callable[..., None]:
+    """A test that runs twice: first with kernels in NumPy, then in C, where its programs share libraries.
+
+    So the compiler starts once or twice and not once a program. All programs must have the same flags.
+    """
+
+    @functools.wraps(test)
+    def twice(*args: Any, **kwargs: Any) -> None:
+        programs: list[Program] = []
+        libraries: list[Future[Any]] = []
+
+        def noted(session: CpuSession, program: Program) -> list[Future[Any]]:
+            if session._compiler is not None:
+                programs.append(program)
+            return []
+
+        def compiled(session: CpuSession, program: Program) -> list[Future[Any]]:
+            if session._compiler is None or not texts(program) <= known:
+                return _begun(session, program)
+            if not libraries:
+                libraries.extend(begun(session, programs))
+            return in_c(libraries)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(CpuSession, "_begun", noted)
+            try:
+                test(*args, **kwargs)
+            except AssertionError:  # NumPy can round otherwise
+                if not programs:
+                    raise
+        known = {text for p in programs for text in texts(p)}
+        if programs:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(CpuSession, "_begun", compiled)
+                test(*args, **kwargs)
+
+    return twice
+
+
+def texts(program: Program) -> set[str]:
+    return {text for k in program.kernels for text in k.texts["c"].functions}
