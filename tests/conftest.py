@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 # PyTorch's threads wait for each other by spinning. Two tests at once have more of them than cores, and small arrays.
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when NumPy is imported, and PyTorch
 
-from tracegrad.runtime import remembered
+from tracegrad.runtime import cpu, remembered
 from tracegrad.runtime.adapters import check_webgpu
 from tracegrad.runtime.c_compiler import FLAGS, OTHER_FLAGS, VARIABLE, compiler_named
 from tracegrad.runtime.cpu import CpuSession
@@ -37,6 +37,8 @@ NO_SKIP = os.environ.get("TRACEGRAD_NO_SKIP") == "1"
 
 # Hundreds of small programs would each wait for the C compiler. Tests of what it makes ask for it.
 os.environ.setdefault(VARIABLE, "off")
+# All cores have tests to run, so a second compiler for half of a program's kernels would only cost its start.
+cpu.C_SOURCES = 1
 # What other processes found is no business of a test's.
 os.environ.setdefault(remembered.VARIABLE, "always")
 # Mesa's software adapter compiles thousands of shaders that run once or twice: without LLVM's passes this takes half of

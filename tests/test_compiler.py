@@ -19,7 +19,7 @@ import tracegrad as tg
 from models import SineMLP, sine_loss
 from tracegrad import optim
 from tracegrad.render.c_engine import ENGINE
-from tracegrad.runtime import c_compiler as module
+from tracegrad.runtime import c_compiler as module, cpu
 from tracegrad.runtime.c_compiler import VARIABLE, Compiler, compiler_named
 from tracegrad.runtime.cache import cache_folder, digest, is_own
 from tracegrad.runtime.calls import CallList
@@ -211,6 +211,19 @@ def test_training_is_the_same_in_c_and_repeats_bit_for_bit(cc: Compiler, monkeyp
     first, again, numpy = (losses(monkeypatch, how) for how in ("", "", "off"))
     assert first == again
     np.testing.assert_allclose(first, numpy, rtol=1e-5)
+
+
+def test_the_number_of_a_programs_libraries_changes_no_bit(cc: Compiler, monkeypatch: pytest.MonkeyPatch):
+    """Tests have one library a program, users up to four."""
+    made: list[int] = []
+    begun = cpu.CpuSession._begun
+    monkeypatch.setattr(cpu, "C_SOURCE", 500)
+    monkeypatch.setattr(cpu, "processors", lambda: 4)
+    monkeypatch.setattr(cpu.CpuSession, "_begun", lambda *a: (x := begun(*a), made.append(len(x)))[0])
+    one = losses(monkeypatch, "")
+    monkeypatch.setattr(cpu, "C_SOURCES", 4)
+    assert losses(monkeypatch, "") == one
+    assert made[0] == 2 and made[-1] > 2  # with the engine
 
 
 def test_a_failing_compiler_says_so_and_numpy_takes_over(cc: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
