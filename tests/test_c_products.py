@@ -25,6 +25,16 @@ class One(tg.Module):
         self.w = self.param((1,))
 
 
+def engine() -> ctypes.CDLL:
+    """Return the library of the products."""
+    found = compiler()
+    assert found is not None
+    library = found.begin(ENGINE, Children()).result()
+    assert library is not None
+    library.product.argtypes, library.product.restype = (ctypes.c_void_p, ctypes.c_long, ctypes.c_long), None
+    return library
+
+
 @pytest.mark.parametrize("sizes", [(64, 4096, 3), (500, 500, 3), (4096, 64, 3)])
 def test_storing_many_results_of_short_sums_is_shared(sizes: tuple[int, ...]) -> None:
     assert SizedProduct(sizes)(1)[1] > 1
@@ -58,12 +68,7 @@ def test_columns_that_fill_no_vector(k: int, c_compiler: None) -> None:
 
     What lies behind a row of the right operand is read, and has no effect.
     """
-    found = compiler()
-    assert found is not None
-    library = found.begin(ENGINE, Children()).result()
-    assert library is not None
-    product = library.product
-    product.argtypes, product.restype = (ctypes.c_void_p, ctypes.c_long, ctypes.c_long), None
+    library = engine()
     given = with_margins(3 * 9 * k + 3 * k * 90, np.float32)[:-1]
     given[:] = RNG.standard_normal(given.shape)
     a = given[: 3 * 9 * k].reshape(3, 9, k)
@@ -75,7 +80,34 @@ def test_columns_that_fill_no_vector(k: int, c_compiler: None) -> None:
         whole = with_margins(3 * 9 * (n + 3), np.float32)[:-1].reshape(3, 9, n + 3)
         whole[:] = 7.0
         call = CallList(library, [], np.zeros(1, np.int64)).product(a, b, whole[..., :n])
-        product(ctypes.addressof(call.arguments), 0, 1)
+        library.product(ctypes.addressof(call.arguments), 0, 1)
         x, y = a.astype(np.float64), b.astype(np.float64)
         assert (np.abs(whole[..., :n] - x @ y) <= (k + 1) * 2.0**-24 * (np.abs(x) @ np.abs(y))).all()
         assert (whole[..., n:] == 7.0).all()
+
+
+@pytest.mark.parametrize("k", [1, 5, 40, 700])
+def test_rows_shorter_than_a_vector_leave_what_other_parts_wrote(k: int, c_compiler: None) -> None:
+    """Their vectors reach into later rows. Parts run in both orders here, and what lies behind the results stays."""
+    library = engine()
+    for m, n in [(1, 1), (3, 5), (15, 1), (16, 15), (29, 2), (47, 3), (240, 7), (501, 2), (501, 16), (501, 17)]:
+        given = with_margins(2 * (m * k + k * n), np.float32)[:-1]
+        given[:] = RNG.standard_normal(given.shape)
+        a, b = given[: 2 * m * k].reshape(2, m, k), given[2 * m * k :].reshape(2, k, n)
+        b[0, 0, 0], a[1, m // 2] = np.inf, np.nan
+        results: list[np.ndarray] = []
+        for parts, backwards in [(1, False), (2, True), (3, False), (4, True)]:
+            whole = np.full(2 * m * n + 64, 7.0, np.float32)
+            out = whole[: 2 * m * n].reshape(2, m, n)
+            call = CallList(library, [], np.zeros(1, np.int64)).product(a, b, out)
+            for part in range(parts)[:: -1 if backwards else 1]:
+                library.product(ctypes.addressof(call.arguments), part, parts)
+            assert (whole[2 * m * n :] == 7.0).all()
+            results.append(out.copy())
+        x, y = a.astype(np.float64), b.astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            wanted, size = x @ y, np.abs(x) @ np.abs(y)
+            near = np.abs(results[0] - wanted) <= (k + 1) * 2.0**-24 * size
+        assert (near | (np.isinf(wanted) & (results[0] == wanted)) | (np.isnan(wanted) & np.isnan(results[0]))).all()
+        for other in results[1:]:
+            np.testing.assert_array_equal(other, results[0])

@@ -223,16 +223,20 @@ static inline long counted(const product_ *p, int side, long n) {{
 
 /* Rows [row, row + m) and columns [column, column + n) of a product. Limits leave out tiles of the result, and terms
    of a tile, by blocks of MR rows and NR columns. Blocks lie where they do however a product is split. */
-#define HEIGHT height(min_long(limits ? MR : rows, min_long(rows - x, m_end - (row + top + x) % m_end)))
-#define LIES(counted) ((counted) / m_end * m_period + (counted) % m_end) /* the row in memory */
+#define LEFT(counted) (m_end < m_period ? m_end - (counted) % m_end : rows) /* of its period */
+#define HEIGHT height(min_long(limits ? MR : rows, min_long(rows - x, LEFT(row + top + x))))
+#define LIES(counted) (m_end < m_period ? (counted) / m_end * m_period + (counted) % m_end : (counted)) /* in memory */
 static void product_one(const product_ *p, const long *o, long row, long m, long column, long n) {{
   float edge[MR * NR];
   const steps_ sa = p->a, sb = p->b;
   const long k = counted(p, 2, p->k), m_end = of_period(p, 0, p->m), k_end = of_period(p, 2, p->k);
   const long m_period = p->ended[0].period, k_period = p->ended[2].period, in_turn = k <= k_end;
   const long limits = p->limits, blocks = (k + KC - 1) / KC;
-  const long chunks = (m - 1) / (k <= SHORT ? MR : MC) + 1; /* of short sums, results are stored as memory lies */
+  /* several tiles of columns with short sums are stored as memory lies */
+  const long chunks = (m - 1) / (k <= SHORT && n > NR ? MR : MC) + 1;
   const long tall = (m + chunks * MR - 1) / (chunks * MR) * MR;
+  /* Rows shorter than a vector are stored as vectors, where later rows of this call write again what lies behind */
+  const int over = p->c < VL && p->c == n && blocks == 1 && !limits && !p->ended[0].end;
   if (limits & n_m) n = min_long(n, row + m + MR - column);
   for (long jc = limits & m_n && row > column ? (row - column) / NR * NR : 0; jc < n; jc += NC) {{
     const long nc = min_long(NC, n - jc);
@@ -269,7 +273,8 @@ static void product_one(const product_ *p, const long *o, long row, long m, long
             if (limits & n_k && c > pc + first) first = c - pc;
             if (first >= last && block) continue;
             if (first >= last) first = last;
-            const long wide = columns > VL, step = direct ? sa.row : 1, all = columns >= VL;
+            const long wide = columns > VL, step = direct ? sa.row : 1, behind = (m - top - x - h) * p->c;
+            const int all = columns >= VL || (over && columns + behind >= VL);
             const float *left = (direct ? left_of + at * sa.row + pc * sa.column : packed_a + x * kc) + first * along;
             const float *right = (j < as_it_lies ? b + pc * sb.row + j : packed_b + j * kc) + first * next;
             float *to = p->pc + o[2] + at * p->c + c;
