@@ -28,6 +28,7 @@ SHAPES = (
     (20, 3, 18),
     (2, 17, 2, 35),
 )
+RNG = np.random.default_rng(0)
 TURN = "turn(&"  # its call
 
 # of x, of rank 2, in tracegrad and in NumPy, and whether C turns tiles of x of shape (40, 36)
@@ -156,6 +157,15 @@ def test_longer_rows_are_turned_only_where_each_calls_a_function(width: int, tur
         return tg.log_softmax(x, -1)
 
     assert tuple([TURN in text(fn, (1000, width)) for fn in (variance, logarithms)]) == turns
+
+
+def test_a_product_of_one_term_has_no_partial_results() -> None:
+    """A column by a row is computed point by point: 0 + a b, where b can be infinite."""
+    assert text(lambda x: x[:, :1] @ x[:1], (40, 37)).count("for (") == 2
+    x = RNG.standard_normal((40, 37)).astype(np.float32)
+    x[0, 5], x[3, 0], x[4, 0] = np.inf, 0.0, np.nan
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_array_equal(computed(lambda x: x[:, :1] @ x[:1], x), x[:, :1] * x[:1])
 
 
 def test_lanes_beyond_the_last_row_read_its_memory() -> None:

@@ -151,7 +151,7 @@ def column_wise(kernel: Kernel) -> bool:
     """Return whether to fold column by column: rows are short, or neighbours in memory belong to different folds."""
     outer = [a for a in kernel.outer if a.size > 1]
     inner = [a for a in kernel.inner if a.size > 1]
-    if not outer or outer[-1].size < SHORT_COLUMNS:
+    if not outer or not inner or outer[-1].size < SHORT_COLUMNS:
         return False
     loads = [i.strides for v in walk([s.value for s in kernel.body]) if v.op == "load" for i in indices_of(v)]
     return kernel.length < LANES or _along_columns(loads, outer[-1], inner[-1])
