@@ -159,6 +159,15 @@ def test_longer_rows_are_turned_only_where_each_calls_a_function(width: int, tur
     assert tuple([TURN in text(fn, (1000, width)) for fn in (variance, logarithms)]) == turns
 
 
+def test_a_product_by_one_column_of_few_terms_is_written_out() -> None:
+    """So vectors hold results of several rows, as in other short sums."""
+    weights = tg.tensor(np.arange(16, dtype=np.float32))
+    found = text(lambda x: x @ weights, (1000, 16))
+    assert found.count("for (") == 1
+    exact = computed(lambda x: x @ weights, x := RNG.integers(-9, 9, (1001, 16)).astype(np.float32))
+    np.testing.assert_array_equal(exact, x @ np.arange(16, dtype=np.float32))
+
+
 def test_a_product_of_one_term_has_no_partial_results() -> None:
     """A column by a row is computed point by point: 0 + a b, where b can be infinite."""
     assert text(lambda x: x[:, :1] @ x[:1], (40, 37)).count("for (") == 2

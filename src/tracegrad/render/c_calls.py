@@ -46,7 +46,7 @@ def render_c(launch: BoundLaunch) -> CSource:
     steps: list[Step] = []
     functions: dict[str, str] = {}
     for x in launch.kernels:
-        for part in stored_first(x.kernel):
+        for part in map(_folding, stored_first(x.kernel)):
             f = OrderedFunction(part, {})
             whole = any(found is not None for found in (running(part), paired(f), side_by_side(f)))
             writer = _Writer(part if whole else unroll(part, tuning.C_UNROLLED_ROWS), x.first)
@@ -54,6 +54,45 @@ def render_c(launch: BoundLaunch) -> CSource:
             steps += writer.steps
             functions |= writer.functions
     return CSource(tuple(functions.values()), tuple(steps))
+
+
+def _folding(kernel: Kernel) -> Kernel:
+    """Return the kernel with products that are not worth a call as ordinary folds.
+
+    If an operand is one row or one column, a fold reads the other operand just as fast in place.
+    """
+
+    def plain_fold(s: Fold | Store) -> Fold | Store:
+        called = not isinstance(s, Fold) or s.product is None or _is_called(kernel, s.product)
+        return s if called else replace(s, product=None)
+
+    return replace(kernel, body=tuple(map(plain_fold, kernel.body)))
+
+
+def _is_called(kernel: Kernel, p: Product) -> bool:
+    """Return whether a product is worth a call."""
+    matrices = min(points(p.m), points(p.n)) > 1
+    return kernel.length > tuning.FEW_PRODUCTS and (matrices or _slides(kernel, p))
+
+
+def _slides(kernel: Kernel, p: Product) -> bool:
+    """Return whether one row is multiplied by contiguous columns that overlap in memory."""
+    right = Operand(p.b, p.batch, kernel.inner, p.n)
+    if points(p.m) > 1 or points(p.n) < tuning.LANES or _matrix(kernel, right) is not None:
+        return False
+    found = gathered(kernel, right)
+    if found is None:
+        return False
+    lays = [found.lays.get(a.name, Lay(1, 0)) for a in p.n]
+    return any(x.step == 1 for x in lays if x.size >= tuning.FEW_LANES) or span(lays) is not None
+
+
+def _matrix(kernel: Kernel, operand: Operand) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """Return the sizes and steps of an operand in place, if its strides allow this; else None."""
+    v, batch, *matrix_axes = operand
+    if v.op != "load" or kernel.loaded(v) is not f32 or not v.arg[1].linear:
+        return None
+    return blas_ready([*([a] for a in batch), *matrix_axes], v.arg[1].strides)
 
 
 class _Writer:
@@ -77,33 +116,13 @@ class _Writer:
                 function = OrderedFunction(self.extended(), {})
                 self.call(function, scatter_loops(function, f, slot))
                 loaded[f.local] = slot, self.flat
-            elif f.product is not None and self.is_called(f.product):
+            elif f.product is not None:
                 loaded[f.local] = self.product(f, f.product)
         rest = [s for s in self.kernel.body if not (isinstance(s, Fold) and s.local in loaded)]
         rest = [s for s in rest if not self.in_place(s, loaded)]
         if rest:
             function = OrderedFunction(replace(self.extended(), body=tuple(rest)), loaded)
             self.call(function, function.body())
-
-    def is_called(self, p: Product) -> bool:
-        """Return whether a product is worth a call.
-
-        If an operand is one row or one column, a fold reads the other operand just as fast in place.
-        """
-        matrices = min(points(p.m), points(p.n)) > 1
-        return self.kernel.length > tuning.FEW_PRODUCTS and (matrices or self.slides(p))
-
-    def slides(self, p: Product) -> bool:
-        """Return whether one row is multiplied by contiguous columns that overlap in memory."""
-        inner = self.kernel.inner
-        right = Operand(p.b, p.batch, inner, p.n)
-        if points(p.m) > 1 or points(p.n) < tuning.LANES or self.as_it_lies(right) is not None:
-            return False
-        found = gathered(self.kernel, right)
-        if found is None:
-            return False
-        lays = [found.lays.get(a.name, Lay(1, 0)) for a in p.n]
-        return any(x.step == 1 for x in lays if x.size >= tuning.FEW_LANES) or span(lays) is not None
 
     def in_place(self, s: Fold | Store, loaded: dict[str, tuple[int, Index]]) -> bool:
         """Return whether a product or scatter has already written what `s` would store."""
@@ -290,11 +309,8 @@ class _Writer:
 
     def as_it_lies(self, operand: Operand) -> View | None:
         """Return the operand as a view in place, if its strides allow this; else None."""
-        v, batch, *matrix_axes = operand
-        if v.op != "load" or self.kernel.loaded(v) is not f32 or not v.arg[1].linear:
-            return None
-        matrix = blas_ready([*([a] for a in batch), *matrix_axes], v.arg[1].strides)
-        return None if matrix is None else self.view(v.arg[0], v.arg[1].const, *matrix)
+        matrix = _matrix(self.kernel, operand)
+        return None if matrix is None else self.view(operand[0].arg[0], operand[0].arg[1].const, *matrix)
 
     def written(self, slot: int, order: Sequence[Axis], v: Value) -> None:
         """Add a step that writes a value for each point of some axes, in this order."""
