@@ -159,6 +159,15 @@ def test_longer_rows_are_turned_only_where_each_calls_a_function(width: int, tur
     assert tuple([TURN in text(fn, (1000, width)) for fn in (variance, logarithms)]) == turns
 
 
+@pytest.mark.parametrize("width, turns", [(16, False), (17, True), (28, True), (29, False)])
+def test_rows_folded_once_are_turned_if_they_are_a_little_longer_than_a_vector(width: int, turns: bool) -> None:
+    """A product by one column is such a fold."""
+    weights = tg.tensor(np.arange(width, dtype=np.float32))
+    folds: list[Callable[[Tensor], Tensor]] = [lambda x: tg.sum(x, 1), lambda x: tg.max(x, 1), lambda x: x @ weights]
+    assert [TURN in text(fn, (1000, width)) for fn in folds] == [turns] * 3
+    assert TURN not in text(lambda x: tg.sum(x * x[::-1], 1), (1000, width))
+
+
 def test_a_product_by_one_column_of_few_terms_is_written_out() -> None:
     """So vectors hold results of several rows, as in other short sums."""
     weights = tg.tensor(np.arange(16, dtype=np.float32))

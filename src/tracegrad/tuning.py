@@ -112,6 +112,7 @@ LANES = 16  # elements | partial results of a row: one or two vectors, which hid
 FEW_LANES = 8  # elements | partial results of a row, where the innermost axis is shorter than LANES | 2 cores
 SHORT_ROWS = 5  # elements | of a row, from which 16 rows are transposed and computed side by side | 2 cores
 CALLING_ROWS = 48  # elements | of a row, from which only rows that call costly functions once are transposed | 2 cores
+ONCE_FOLDED = 28  # elements | of a row that is folded once, up to which 16 rows are transposed | 2 cores
 LONG_ROWS = 64  # elements | of a row, up to which rows are transposed, or their last elements share a vector | -
 RUNNING_ROWS = 4  # rows | of running sums side by side: one waits for each addition, and 8 are slower | 2 cores
 MOST_PIECES = 64  # pieces | with loops of their own, into which guards cut one axis | 2 cores

@@ -131,9 +131,10 @@ def side_by_side(f: Function) -> dict[Value, int] | None:
 def _folds_short_rows(f: Function) -> bool:
     """Return whether a kernel folds rows that are so short that 16 of them side by side are faster.
 
-    A vector along a row ends each fold with steps that wait for each other. For one fold, transposing takes as long,
-    unless rows are shorter than a vector and call functions. Neither is it faster for rows of three vectors, unless
-    each row calls a function of its results, as log_softmax does: one number takes as long as a vector.
+    A vector along a row ends each fold with steps that wait for each other. For rows folded twice, transposing is
+    faster up to some three vectors, and beyond that if each row calls a function of its results, as log_softmax does:
+    one number takes as long as a vector. For rows folded once, it is faster if they are a little longer than a vector,
+    or shorter and call functions.
     """
     kernel, twice = f.kernel, len(fold_batches(f.kernel)) > 1
     called = any(x.product or x.scatter for x in kernel.folds)
@@ -142,10 +143,12 @@ def _folds_short_rows(f: Function) -> bool:
     (inner,) = f.inner
     if not inner.fixed or not tuning.SHORT_ROWS <= inner.size <= tuning.LONG_ROWS:
         return False
+    values = list(walk([x.value for x in kernel.folds]))
+    read = sum(v.op == "load" and {inner.name, f.last.name} <= v.arg[1].strides.keys() for v in values)
+    once = read == 1 and tuning.LANES < inner.size <= tuning.ONCE_FOLDED
     if inner.size >= tuning.LANES:
         long = inner.size >= tuning.CALLING_ROWS and not _calls(f, [s.value for s in kernel.body])
-        return twice and not long and not column_wise(kernel)
-    values = walk([x.value for x in kernel.folds])
+        return (once or (twice and not long)) and not column_wise(kernel)
     rows = [*(x.prim.combine for x in kernel.folds), *(v.arg[0] for v in values if v.op == "map")]
     return twice or any(PRIMITIVES[name].helper for name in rows)
 
