@@ -85,3 +85,20 @@ def test_no_zero_between_positions_is_multiplied(kernel: int, stride: int) -> No
         *(4, 3, kernel, kernel),
     )
     assert 0 < got <= most, got / math.prod((2, 3, 4, n // stride, n // stride, kernel, kernel))
+
+
+def test_no_column_that_is_cut_off_is_multiplied() -> None:
+    """The gradient of an image that was padded before, and parts of a product that has two readers."""
+
+    def padded(m: Any, x: Any) -> Any:
+        return tg.grad(lambda x: (tg.conv1d(tg.pad(x, [(0, 0), (0, 0), (4, 0)]), m.w) ** 2).sum())(x)
+
+    def whole(m: Any, x: Any) -> Any:
+        return tg.grad(lambda x: (tg.conv1d(x, m.w, padding=2) ** 2).sum())(x)
+
+    def parts(m: Any, x: Any) -> Any:
+        y = x @ m.w
+        return tg.tanh(y[..., :3]) * y[..., 3:]
+
+    assert products(padded, (2, 3, 16), 3, 3, 5) == products(whole, (2, 3, 16), 3, 3, 5)
+    assert products(parts, (4, 5), 5, 6) == 4 * 5 * 6

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tracegrad.ir.nodes import Tensor, rebind, rewrite, toposort
+from tracegrad.ir.ambient import rewriting
+from tracegrad.ir.nodes import Tensor, bind, rebind, rewrite, toposort
 from tracegrad.kernels.reads import read_by
 from tracegrad.prims.elementwise import isnan, logical_not, logical_or, nonfinite, where
-from tracegrad.prims.folds import pack
+from tracegrad.prims.folds import MATMUL, pack
 from tracegrad.prims.leaves import const, constant
-from tracegrad.prims.views import broadcast_to, permute, reshape
+from tracegrad.prims.views import RESHAPE, SLICE, broadcast_to, permute, reshape, slice_
 
 
 def simplify(roots: Sequence[Tensor]) -> list[Tensor]:
@@ -28,7 +30,7 @@ def simplify(roots: Sequence[Tensor]) -> list[Tensor]:
         key = _key(new)
         return seen.setdefault(key, new)
 
-    return without_idle_waits(rewrite(roots, rule))
+    return without_idle_waits(sliced_products(rewrite(roots, rule)))
 
 
 def of_nothing(t: Tensor, inputs: Sequence[Tensor]) -> Tensor | None:
@@ -44,6 +46,37 @@ def of_nothing(t: Tensor, inputs: Sequence[Tensor]) -> Tensor | None:
     if family in ("fold", "product", "scatter", "view"):  # a view of an empty input, such as a pad, is all zeros
         return broadcast_to(const(t.prim.identity or 0, t.dtype), t.shape)
     return None
+
+
+def sliced_products(roots: Sequence[Tensor]) -> list[Tensor]:
+    """Rewrite slice(a @ b) to a @ slice(b), for columns of a product that has no other reader.
+
+    The gradient of a padded image is a product, of which the padding's columns are cut off.
+    """
+    order = toposort(roots)
+    reads = Counter([x.serial for t in order for x in t.inputs] + [t.serial for t in roots])
+    new: dict[int, Tensor] = {}
+    with rewriting() as here:
+        for t in order:
+            here.site = t.site
+            kept = rebind(t, [new[x.serial] for x in t.inputs])
+            new[t.serial] = _columns_of_product(kept) if _cuts_product(t, reads) else kept
+    return [new[t.serial] for t in roots]
+
+
+def _cuts_product(t: Tensor, reads: Mapping[int, int]) -> bool:
+    """Return whether `t` is some columns of a product that nothing else reads."""
+    if t.prim is not SLICE or t.axis != t.ndim - 1 or t.attrs["step"] != 1:
+        return False
+    x = t.inputs[0]
+    y = x.inputs[0] if x.prim is RESHAPE else x
+    return y.prim is MATMUL and y.shape[-1] == x.shape[-1] and reads[x.serial] == reads[y.serial] == 1
+
+
+def _columns_of_product(t: Tensor) -> Tensor:
+    (x,) = t.inputs
+    a, b = (x.inputs[0] if x.prim is RESHAPE else x).inputs
+    return reshape(bind(MATMUL, a, slice_(b, b.ndim - 1, t.attrs["start"], t.shape[-1])), t.shape)
 
 
 def without_idle_waits(roots: Sequence[Tensor]) -> list[Tensor]:
