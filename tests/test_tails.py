@@ -81,6 +81,19 @@ def kernel_gradient(x: Tensor, v: Tensor, w: Tensor, c: Tensor, n: Tensor) -> Te
     return masked(tg.tanh(x), 1, n).reshape(B * T, D).T @ right.T
 
 
+def columns_behind(x: Tensor, v: Tensor, w: Tensor, c: Tensor, n: Tensor) -> Tensor:
+    """The same of windows that end at an element, of which the first ones are cut off."""
+    y = tg.conv1d(masked(x, 1, n).swapaxes(1, 2), c, padding=4)[:, :, 4:]
+    return masked(tg.relu(y), 2, n).sum(axis=2)
+
+
+def pooled(x: Tensor, v: Tensor, w: Tensor, c: Tensor, n: Tensor) -> Tensor:
+    """Windows of a padded value: the loop over them has pieces, of which the first has one point."""
+    y = tg.conv1d(masked(x, 1, n).swapaxes(1, 2), c, padding=2)
+    z = tg.max_pool1d(tg.pad(masked(y, 2, n), [(0, 0), (0, 0), (1, 1)]), 3, 1)
+    return masked(z, 2, n) @ masked(x, 1, n)
+
+
 def in_front(x: Tensor, v: Tensor, w: Tensor, c: Tensor, n: Tensor) -> Tensor:
     """The size along the first axis of a value in memory."""
     h = tg.cumsum(x.swapaxes(0, 1), 2)
@@ -105,7 +118,8 @@ def picked(x: Tensor, v: Tensor, w: Tensor, c: Tensor, n: Tensor) -> Tensor:
 
 
 CASES: list[Callable[..., Tensor]] = [
-    rows, terms, scores, causal, columns, kernel_gradient, in_front, segments, picked
+    rows, terms, scores, causal, columns, kernel_gradient, columns_behind, pooled, in_front, segments,
+    picked
 ]  # fmt: skip
 
 
@@ -154,10 +168,14 @@ def test_where_loops_can_end() -> None:
     assert not ends(Graph(graph_of(rows)[0].outputs))
 
 
-def test_the_outermost_loop_ends() -> None:
-    program = make_program(graph_of(in_front)[0], NOTHING, {}, {})
+@pytest.mark.parametrize(
+    ("f", "code"),
+    [(in_front, f"const long end = min(min({T}L, (long)p"), (pooled, f"min({T - 2}L, (long)((p0[0] - 1) + ")],
+)
+def test_outermost_loops_and_pieces_end(f: Callable[..., Tensor], code: str) -> None:
+    program = make_program(graph_of(f)[0], NOTHING, {}, {})
     texts = [text for k in program.kernels for text in k.texts["c"].functions]
-    assert any(f"const long end = min(min({T}L, (long)p" in text for text in texts), texts
+    assert any(code in text for text in texts), texts
 
 
 def test_windows_are_gathered_up_to_the_size() -> None:

@@ -75,6 +75,8 @@ def piece_of(
     """Return a pointwise kernel for each `step`-th point of a piece of one of its axes, `outer[number]`."""
     axis, space = outer[number], Space()
     piece = Axis(f"{axis.name}_{start}", -(-(end - start) // step))
+    if step == 1:
+        piece = replace(piece, end=axis.end, before=axis.before + start)
     at = space.var(piece.name, piece.size) * step + start
     return with_axes(kernel, loaded, [*outer[:number], piece, *outer[number + 1 :]], [{axis.name: at}], space)
 

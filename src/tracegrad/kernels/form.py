@@ -99,12 +99,14 @@ def decided(n: int, size: int) -> int:
 class Axis:
     """A loop variable and its size, which is an Extent if it depends on the size of a run.
 
-    end: the slot of an i32, if nothing needs the points from this number on; else -1. Loops can ignore it.
+    end:    the slot of an i32, if nothing needs the points from this number on; else -1. Loops can ignore it.
+    before: how many points of the same axis come before, if this is a piece of an axis; they count for `end`.
     """
 
     name: str
     size: int
     end: int = -1
+    before: int = 0
 
     @property
     def fixed(self) -> bool:

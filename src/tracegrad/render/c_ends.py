@@ -8,14 +8,25 @@ from dataclasses import replace
 from tracegrad.kernels.expr import Value
 from tracegrad.kernels.form import Axis, Product
 from tracegrad.kernels.triangles import CHOICE
+from tracegrad.tuning import LANES
 
 
 def end_of(a: Axis, lanes: int = 1) -> int | str:
     """Return where a loop over an axis ends: at a multiple of `lanes`, if that is before the size of the axis."""
     if a.end < 0:
         return a.size
-    end = f"p{a.end}[0]" if lanes == 1 else f"(p{a.end}[0] + {lanes - 1}) / {lanes} * {lanes}"
-    return f"min({int(a.size) // lanes * lanes}L, (long){end})"
+    return f"min({int(a.size) // lanes * lanes}L, {_points(a, lanes)})"
+
+
+def end_of_piece(a: Axis) -> int | str:
+    """Return where a loop over a piece of an axis ends: after a whole vector, if that is before its size."""
+    return a.size if a.end < 0 else f"min({int(a.size)}L, {_points(a, LANES)})"
+
+
+def _points(a: Axis, lanes: int) -> str:
+    """Return how many points of an axis count, rounded up to a multiple of `lanes`."""
+    count = f"(p{a.end}[0] - {a.before})" if a.before else f"p{a.end}[0]"
+    return f"(long){count}" if lanes == 1 else f"(long)({count} + {lanes - 1}) / {lanes} * {lanes}"
 
 
 def ended_axis(axes: Sequence[Axis]) -> Axis | None:

@@ -17,6 +17,7 @@ from tracegrad.kernels.axis_pieces import Loaded, piece_of, starts_of, stretches
 from tracegrad.kernels.expr import Guard, Index, Quotient, Space, guards_of, indices_of, names_of, quotients_of, walk
 from tracegrad.kernels.form import Axis, Kernel
 from tracegrad.render.c import Function
+from tracegrad.render.c_ends import end_of_piece
 from tracegrad.render.emit import Loop, Statement
 from tracegrad.tuning import FEW_CHOICES, FEWEST_TURNS, LANES, MOST_PIECES, MOST_WRITTEN, PIECE_GRAIN
 
@@ -138,7 +139,7 @@ def loops_by_pieces(f: Function) -> list[Statement] | None:
             continue
         lines = part.points(part.expressions())
         if others:
-            loops.append(Loop(piece.name, piece.size, lines))
+            loops.append(Loop(piece.name, end_of_piece(piece), lines))
         else:
             stop = f"min(ib + {PIECE_GRAIN - start}, {piece.size}L)"
             loops.append(Loop(piece.name, stop, lines, f"max(ib - {start}, 0L)"))
