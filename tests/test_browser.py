@@ -421,15 +421,16 @@ def test_steps_allocate_nothing(tab: Tab) -> None:
         await Promise.all(Array.from({ length: 200 }, () => train.step()));
         for (let k = 0; k < 20; k++) await train.step();
       };
-      await work();
-      await work();
-      const first = made;
-      for (let k = 0; k < 3; k++) await work();
+      const before = [-1];
+      while (before.length < 8 && made !== before.at(-1)) {
+        before.push(made);
+        await work();
+      }
       train.destroy();
-      return [first, made, train.counter];"""
-    first, made, steps = tab.run(code)
-    # Readback and staging buffers double until 64 steps fit into a submission, and stay
-    assert first <= 4 * 8 and made == first and steps == 3600
+      return [made - before.at(-1), made, train.counter - 720 * (before.length - 1)];"""
+    last, made, missing = tab.run(code)
+    # Readback and staging buffers double until 64 steps fit into a submission; on a busy machine this takes longer
+    assert last == 0 and 0 < made <= 4 * 8 and missing == 0
 
 
 def rows(n: int) -> dict[str, Any]:
