@@ -111,3 +111,28 @@ def test_rows_shorter_than_a_vector_leave_what_other_parts_wrote(k: int, c_compi
         assert (near | (np.isinf(wanted) & (results[0] == wanted)) | (np.isnan(wanted) & np.isnan(results[0]))).all()
         for other in results[1:]:
             np.testing.assert_array_equal(other, results[0])
+
+
+def test_rows_that_lie_alike_in_lines_of_the_cache(c_compiler: None) -> None:
+    """Tiles have every second, fourth or 16th row. Each result is written, nothing beside them, whatever the parts."""
+    library = engine()
+    for m, k, n in [(8, 1, 144), (15, 2, 136), (16, 8, 136), (33, 3, 132), (67, 3, 130), (129, 4, 257), (300, 3, 300)]:
+        given = with_margins(m * k + k * n, np.float32)[:-1]
+        given[:] = RNG.standard_normal(given.shape)
+        a, b = given[: m * k].reshape(m, k), given[m * k :].reshape(k, n)
+        b[0, 3], a[m // 2] = np.inf, np.nan
+        x, y = a.astype(np.float64), b.astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            wanted, size = x @ y, np.abs(x) @ np.abs(y)
+        for first in (0, 1, 13):
+            whole = np.full(m * n + 32, 7.0, np.float32)
+            out = whole[first : first + m * n].reshape(m, n)
+            call = CallList(library, [], np.zeros(1, np.int64)).product(a, b, out)
+            for parts in (1, 3):
+                out[:] = 5.0e9
+                for part in range(parts):
+                    library.product(ctypes.addressof(call.arguments), part, parts)
+                assert (whole[:first] == 7.0).all() and (whole[first + m * n :] == 7.0).all()
+                with np.errstate(invalid="ignore"):
+                    near = np.abs(out - wanted) <= (k + 1) * 2.0**-24 * size
+                assert (near | (np.isinf(wanted) & (out == wanted)) | (np.isnan(wanted) & np.isnan(out))).all()

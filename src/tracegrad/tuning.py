@@ -141,6 +141,7 @@ FEW_PRODUCTS = 1  # products | a result that sums more of them is worth a call: 
 PRODUCT_GRAIN = 2**20  # products | of two numbers worth a thread of their own: some microseconds | ?
 PRODUCT_STORE = 16  # products | of two numbers that take as long as storing a result | 2 cores
 PRODUCT_SHORT = 32  # terms | of a sum, up to which a row of tiles is stored at once, as memory lies | 2 cores
+PRODUCT_LINED = 8  # terms | of a sum, up to which a tile's rows begin at one place in a line of the cache | 2 cores
 PRODUCT_PARTS = 16  # parts | of one product | ?
 PRODUCT_SIDE = 96  # rows, columns | of a part: with fewer, packing the other operand once more takes too long | 2 cores
 IN_PLACE = 2**16  # elements | from a product's first row of k to its last, up to which nothing is packed | 2 cores

@@ -16,7 +16,7 @@ from itertools import permutations
 
 from tracegrad.kernels.form import Limit
 from tracegrad.render.c_text import OPAQUE
-from tracegrad.tuning import IN_PLACE, PRODUCT_SHORT, RIGHT_IN_PLACE
+from tracegrad.tuning import IN_PLACE, PRODUCT_LINED, PRODUCT_SHORT, RIGHT_IN_PLACE
 
 AHEAD = 6  # rows of a tile, from which it has the time to load what the next tile reads of the right operand
 HEIGHTS = (*range(1, 9), 10, 12, 14)  # 14 times two vectors, and three for the operands, take 31 of 32 registers
@@ -108,8 +108,8 @@ static inline long before_end(const int *end, long times, long period) {{
 #endif
 {ZIP}
 #endif
-enum {{ NR = 2 * VL, KC = 512, MC = 16 * MR, NC = 512, FEW_ROWS = 4 * MR, APART = 1024 }};
-enum {{ IN_PLACE = {IN_PLACE}, RIGHT_IN_PLACE = {RIGHT_IN_PLACE}, SHORT = {PRODUCT_SHORT} }};
+enum {{ NR = 2 * VL, KC = 512, MC = 16 * MR, NC = 512, FEW_ROWS = 4 * MR, APART = 1024, LINED_ROWS = 8 }};
+enum {{ IN_PLACE = {IN_PLACE}, RIGHT_IN_PLACE = {RIGHT_IN_PLACE}, SHORT = {PRODUCT_SHORT}, LINED = {PRODUCT_LINED} }};
 typedef float vec __attribute__((vector_size(4 * VL), aligned(4), may_alias));
 #if defined(__clang__)
 #define SHUFFLE(x, y, ...) __builtin_shufflevector(x, y, __VA_ARGS__)
@@ -289,6 +289,26 @@ static void product_one(const product_ *p, const long *o, long row, long m, long
   }}
 }}
 
+/* Where sums are so short that storing results takes most of the time, a tile has rows that begin at the same place in
+   a line of the cache, if there are enough of them. Behind a first vector, all others are whole lines then. */
+static void product_rows(const product_ *p, const long *o, long row, long m, long column, long n) {{
+  const long apart = p->c % VL ? VL / (p->c & -p->c) : 1;
+  const long few = n < 4 * NR || m < apart * LINED_ROWS;
+  if (apart == 1 || few || p->k > LINED || p->limits || p->ended[0].end || p->ended[2].end) {{
+    product_one(p, o, row, m, column, n);
+    return;
+  }}
+  product_ every = *p;
+  every.a.row *= apart, every.c *= apart;
+  for (long r = 0; r < apart; r++) {{
+    const long first = row + r;
+    every.pa = p->pa + first * p->a.row, every.pc = p->pc + first * p->c;
+    const long begin = -((long)(every.pc + o[2] + column) / 4) & (VL - 1), rows = (m - r + apart - 1) / apart;
+    if (begin) product_one(&every, o, 0, rows, column, VL);
+    product_one(&every, o, 0, rows, column + begin, n - begin);
+  }}
+}}
+
 /* A part is a range of the stack or, of a single product, of the rows or columns of the result. */
 void product(void **at, long part, long parts) {{
   const product_ *p = (const product_ *)at;
@@ -301,7 +321,7 @@ void product(void **at, long part, long parts) {{
     long row = 0, rows = m, column = 0, columns = n;
     if (!stack && by_row) row = first * width, rows = min_long(end * width, m) - row;
     if (!stack && !by_row) column = first * width, columns = min_long(end * width, n) - column;
-    product_one(p, o, row, rows, column, columns);
+    product_rows(p, o, row, rows, column, columns);
   }}
 }}
 """
