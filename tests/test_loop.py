@@ -386,8 +386,9 @@ def test_what_cannot_be_measured_is_refused(train, given, said):
     ("values", "dtype", "said"),
     [
         ([1.0, None], "Float32", "x has values that are not numbers: .*NAType"),
-        (["a", "1"], object, "x has text in it"),
+        (["a", "1"], object, "x has text in it; .* of categories, take their codes"),
         (["2", "1"], object, "x has text in it"),
+        ([b"2", b"1"], object, "x has text in it"),
     ],
 )
 def test_frames_with_something_other_than_numbers_are_refused(train, values, dtype, said):

@@ -106,13 +106,15 @@ def _array(name: str, value: Any, t: Any) -> Any:
     """Return `value`, or the columns of a data frame, as an array. The first step checks its rank."""
     if hasattr(value, "to_numpy"):  # pandas, polars
         value = value.to_numpy()
-        if value.dtype == object and any(isinstance(v, str) for v in value.flat):
-            remedy = "make numbers of it, as in frame.astype('float32')"
-            raise InputError.here(f"fit: {name} has text in it, which is no number; {remedy}")
+        if value.dtype == object and any(isinstance(v, (str, bytes)) for v in value.flat):
+            raise InputError.here(
+                f"fit: {name} has text in it; write frame.astype('float32') if all of it are numbers; of categories, "
+                "take their codes, as frame.y.astype('category').cat.codes"
+            )
         try:
             value = value.astype(np.float32) if value.dtype == object and t.dtype.name == "f32" else value
-        except (TypeError, ValueError) as e:  # a missing value of pandas, or text
-            remedy = "fill or drop missing values, and make numbers of text"
+        except (TypeError, ValueError) as e:  # a missing value of pandas
+            remedy = "fill or drop missing values"
             raise InputError.here(f"fit: {name} has values that are not numbers: {e}; {remedy}") from None
     try:
         return as_array(value)
