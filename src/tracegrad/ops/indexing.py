@@ -304,8 +304,7 @@ def embedding(table: Operand, indices: Operand) -> Tensor:
 
     table:    any dtype, shape (V, D): V rows of D features.
     indices:  i32, any shape, -V to V - 1; negative ones count from the end. Others raise IndexError. Inputs of a
-              program, `tg.grad`, `tg.vmap` and the like must be 0 to V - 1. Indices that a program computes are
-              clamped.
+              program, `tg.grad`, `tg.vmap` and the like must be 0 to V - 1; an index that is computed there is clamped.
     Returns:  dtype of `table`, the shape of `indices` and then D.
     Gradient: to `table`, each row of the result's gradient, summed at its index in a fixed order.
     Raises:   ShapeError unless `table` has two axes; DTypeError if the indices are f32, u32 or bool.
@@ -344,8 +343,7 @@ def take_along_axis(x: Operand, indices: Operand, axis: int = -1) -> Tensor:
     x:        any dtype, shape (..., n, ...).
     indices:  i32, the rank of `x`. On axes other than `axis`, the sizes are equal, or one of them is 1 and broadcasts.
               Values are -n to n - 1; negative ones count from the end. Others raise IndexError. Inputs of a
-              program, `tg.grad`, `tg.vmap` and the like must be 0 to n - 1. Indices that a program computes are
-              clamped.
+              program, `tg.grad`, `tg.vmap` and the like must be 0 to n - 1; an index that is computed there is clamped.
     axis:     an axis of `x`, the last by default.
     Returns:  dtype of `x`, the shape of `indices` with its other axes broadcast.
     Gradient: to `x`, the result's gradient, summed where an index repeats.
