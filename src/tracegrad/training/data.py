@@ -114,8 +114,9 @@ def _array(name: str, value: Any, t: Any) -> Any:
         try:
             value = value.astype(np.float32) if value.dtype == object and t.dtype.name == "f32" else value
         except (TypeError, ValueError) as e:  # a missing value of pandas
-            remedy = "fill or drop missing values"
-            raise InputError.here(f"fit: {name} has values that are not numbers: {e}; {remedy}") from None
+            raise InputError.here(
+                f"fit: {name} has values that are not numbers: {e}; fill or drop missing values"
+            ) from None
     try:
         return as_array(value)
     except InputError as e:
