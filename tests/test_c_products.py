@@ -44,6 +44,7 @@ def test_small_products_stay_on_one_thread() -> None:
     assert SizedProduct((64, 64, 64))(1)[1] == 1
 
 
+@pytest.mark.usefixtures("in_c_alone")
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("m, k, n", [(1, 3, 2000), (237, 3, 1100), (1001, 7, 65), (225, 32, 530), (225, 33, 530)])
 def test_products_of_short_sums(m: int, k: int, n: int, turned: bool) -> None:
@@ -57,6 +58,7 @@ def test_products_of_short_sums(m: int, k: int, n: int, turned: bool) -> None:
     shapes = {name: v.shape for name, v in given.items()}
     with tg.compile_forward(model=One(), forward=forward, inputs=shapes, device="cpu", seed=0) as f:
         found = f.run(given).output
+        assert "compiled by" in f.device.description
     truth = given["x"].astype(np.float64) @ (given["y"].T if turned else given["y"]).astype(np.float64)
     size = np.abs(given["x"]).astype(np.float64) @ np.abs(given["y"].T if turned else given["y"])
     assert (np.abs(found - truth) <= (k + 1) * 2.0**-24 * size).all()
