@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 # PyTorch's threads wait for each other by spinning. Two tests at once have more of them than cores, and small arrays.
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when NumPy is imported, and PyTorch
 
+from in_c import SessionInC
 from tracegrad.runtime import cpu, remembered
 from tracegrad.runtime.adapters import check_webgpu
 from tracegrad.runtime.c_compiler import FLAGS, OTHER_FLAGS, VARIABLE, compiler_named
@@ -96,7 +97,7 @@ def c_session() -> Iterator[CpuSession]:
     found = compiler_named("")
     if found is None:
         pytest.skip("no C compiler")
-    session = CpuSession(found)
+    session = SessionInC(found)
     yield session
     session.close()
 

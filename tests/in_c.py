@@ -12,7 +12,17 @@ from typing import Any
 import tracegrad as tg
 from models import build_forward
 from tracegrad.dtypes import DType, TensorType, f32
+from tracegrad.program import Program
 from tracegrad.runtime.c_compiler import VARIABLE
+from tracegrad.runtime.cpu import CpuSession
+
+
+class SessionInC(CpuSession):
+    """A session that computes in C or fails. The check warns once a machine; later, NumPy would compute silently."""
+
+    def _is_wrong(self, program: Program, libraries: Sequence[Any]) -> bool:
+        assert not super()._is_wrong(program, libraries), "C computes wrongly"
+        return False
 
 
 class One(tg.Module):

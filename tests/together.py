@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from cases import Case
+from in_c import SessionInC
 from tracegrad.program import Program
 from tracegrad.runtime.c_compiler import Compiler, compiler_named
 from tracegrad.runtime.cpu import CpuSession
@@ -22,7 +23,7 @@ NEIGHBOURS = 24  # rows of a table whose kernels are compiled together
 _begun = CpuSession._begun
 
 
-class Together(CpuSession):
+class Together(SessionInC):
     """A session whose C has been compiled for all of `programs`, as if they were one. It loads only these."""
 
     def __init__(self, compiler: Compiler, programs: Sequence[Program]) -> None:
