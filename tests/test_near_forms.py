@@ -87,6 +87,23 @@ def test_a_far_argument_changes_no_other_result(name: str) -> None:
         assert np.allclose(after, wanted, rtol=1e-4, atol=1e-4, equal_nan=True)
 
 
+@pytest.mark.parametrize("turned", [True, False])
+def test_a_part_checks_what_it_computes(turned: bool) -> None:
+    """Rows that are transposed, or folded side by side, are shared by sixteens, so parts begin elsewhere."""
+
+    def ours(x: tg.Tensor) -> tg.Tensor:
+        return tg.sin(x.T) if turned else tg.sum(tg.sin(x.reshape(10500, 20)), 1)
+
+    compiled = tg.compile_forward(
+        model=Nothing(), forward=lambda m, x: ours(x), inputs={"x": (500, 420)}, device="cpu", seed=0
+    )
+    for k in range(-10, 10):
+        x = np.zeros((500, 420), np.float32)
+        at = (20, 210 + k) if turned else divmod((5250 + k) * 20, 420)  # around the middle of 420 or 10500 rows
+        x[at] = 1e9
+        assert abs(np.asarray(compiled.run(x=x).output).sum(dtype=np.float64) - np.sin(1e9)) < 1e-4
+
+
 def test_each_result_of_a_product_is_checked_once() -> None:
     """A loop over k around the check would look at each of them k times."""
     inputs = {"x": (40, 30), "w": (30, 50)}

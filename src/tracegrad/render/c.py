@@ -51,6 +51,7 @@ class Function:
         self.helpers: dict[str, None] = {}
         self.form = ""  # of functions; see `in_form`
         self.parts = 1  # the most parts that the outermost loop can be split into, each for one thread
+        self.shares: set[tuple[Axis, int]] = set()  # axes of which a part has some points, and the step of its loop
         self.outer = [a for a in kernel.outer if a.size > 1]
         self.inner = [a for a in kernel.inner if a.size > 1]
         self.emit = self.expressions([a.name for a in self.inner])
@@ -113,8 +114,9 @@ class Function:
         if not conditions:
             return self.loops()
         self.form = "near_"  # in the check, too: an argument that makes a short form wrong also sets `far`
-        check = self.checks(conditions)
+        self.checks(conditions)
         near = self.loops_again()
+        check = self.checks(conditions)
         self.form = CALLED_FORM if len(conditions) > tuning.INLINED_CALLS else ""
         far = self.loops_again()
         return ["int far = 0;", Block("", check), when("far", far), Block("else", near)]
@@ -141,7 +143,17 @@ class Function:
         found = iter(self.emit.values([v for _, args in conditions for v in args], loop=False))  # with shared parts
         tests = [f"far |= {condition.format(*[next(found) for _ in args])};" for condition, args in conditions]
         lines = [*self.read(), *self.emit.flush(), *tests]
-        return self.split(self.outer, self.nest(self.inner if self.by_rows() else [], lines))
+        return self.by_part(self.nest(self.inner if self.by_rows() else [], lines))
+
+    def by_part(self, lines: Sequence[Statement]) -> list[Statement]:
+        """Return loops over the points that this part computes; over all of them if several loops are shared."""
+        axis, step = next(iter(self.shares)) if len(self.shares) == 1 else (None, 1)
+        if axis is None or axis not in self.outer:
+            return self.nest(self.outer, lines)
+        if step == 1 and axis == self.outer[0]:
+            return self.split(self.outer, lines)
+        others, last = [a for a in self.outer if a != axis], f"min(first + {step}, (long){axis.size})"
+        return self.share("first", axis, step, [Loop(axis.name, last, self.nest(others, lines), "first")])
 
     def loops(self) -> list[Statement]:
         """Return one version of the loops."""
@@ -174,6 +186,7 @@ class Function:
 
     def share(self, name: str, axis: Axis, step: int, lines: Sequence[Statement]) -> list[Statement]:
         """Return the outermost loop, over an axis in steps, limited to this part's iterations."""
+        self.shares.add((axis, step))
         turns, size = -(-int(axis.size) // step), end_of(axis)
         self.parts = max(1, min(turns, int(self.kernel.work) // tuning.C_GRAIN, tuning.C_PARTS))
         if not axis.fixed or axis.end >= 0:

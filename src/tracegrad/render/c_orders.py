@@ -90,7 +90,7 @@ class OrderedFunction(Function):
         part.helpers, part.form, part.most = self.helpers, self.form, most
         part.emit = part.expressions()
         lines = part.loops()
-        self.parts = max(self.parts, part.parts)
+        self.parts, self.shares = max(self.parts, part.parts), self.shares | part.shares
         return lines
 
 
