@@ -231,7 +231,7 @@ def test_mistakes_name_the_rule(call: Any, error: Any, text: str) -> None:
 @pytest.mark.parametrize(
     "name, text",
     [("median", "tg.sort"), ("arcsin", "tg.asin"), ("fold", "tg.col2im"), ("tile", "tg.concat"), ("eq", "tg.less"),
-     ("randperm", "tg.permutation"), ("BCELoss", "with_logits"), ("trunc", "tg.cast"),
+     ("randperm", "tg.permutation"), ("BCELoss", "with_logits"), ("trunc", "tg.floor"),
      ("accuracy", "tg.metrics.accuracy"), ("log2", "tg.log"), ("index_add", "tg.scatter_add")],
 )  # fmt: skip
 def test_names_of_pytorch_and_numpy_get_a_remedy_and_not_the_nearest_spelling(name: str, text: str) -> None:

@@ -132,7 +132,7 @@ def _folds_short_rows(f: Function) -> bool:
     """Return whether a kernel folds rows that are so short that 16 of them side by side are faster.
 
     A vector along a row ends each fold with steps that wait for each other. For rows folded twice, transposing is
-    faster up to some three vectors, and beyond that if each row calls a function of its results, as log_softmax does:
+    faster up to some three vectors. Beyond that it is if each row calls a function of its results, as log_softmax does:
     one number takes as long as a vector. For rows folded once, it is faster if they are a little longer than a vector,
     or shorter and call functions.
     """
