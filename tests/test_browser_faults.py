@@ -26,7 +26,11 @@ return [answers, train.lr];
 """
 BAD_CALLS: list[tuple[str, Any, str]] = [
     ("setLR", {"kind": "cosine_annealing", "peak": 0.1, "end": 0.0, "steps": 9}, 'final is missing, "end" is unknown'),
-    ("setLR", {"kind": "cosine_annealing", "peak": 0.1, "final": 0.0, "steps": 0}, "steps must be a number above 0"),
+    (
+        "setLR",
+        {"kind": "cosine_annealing", "peak": 0.1, "final": 0.0, "steps": 0},
+        "steps is 0, expected an integer above 0",
+    ),
     ("setLR", {"kind": "lunar", "peak": 0.1}, "whose kind is one of constant, linear"),
     ("setLR", {"kind": "constructor"}, "whose kind is one of constant, linear"),
     (

@@ -316,7 +316,7 @@ def linspace(start: float, stop: float, num: int = 50) -> Tensor:
     """
     num = count(num, "num")
     ends = [unboxed(v) for v in (start, stop)]
-    if not all(isinstance(v, (int, float)) and math.isfinite(v) for v in ends):
+    if not all(map(math.isfinite, ends)):
         raise InputError(f"start and stop must be finite numbers, got {start!r} and {stop!r}")
     start, stop = ends
     step = (stop - start) / max(num - 1, 1)
