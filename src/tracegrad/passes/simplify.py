@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tracegrad.ir.ambient import rewriting
 from tracegrad.ir.nodes import Tensor, bind, rebind, rewrite, toposort
 from tracegrad.kernels.reads import read_by
 from tracegrad.prims.elementwise import isnan, logical_not, logical_or, nonfinite, where
@@ -55,13 +54,11 @@ def sliced_products(roots: Sequence[Tensor]) -> list[Tensor]:
     """
     order = toposort(roots)
     reads = Counter([x.serial for t in order for x in t.inputs] + [t.serial for t in roots])
-    new: dict[int, Tensor] = {}
-    with rewriting() as here:
-        for t in order:
-            here.site = t.site
-            kept = rebind(t, [new[x.serial] for x in t.inputs])
-            new[t.serial] = _columns_of_product(kept) if _cuts_product(t, reads) else kept
-    return [new[t.serial] for t in roots]
+    cuts = [_cuts_product(t, reads) for t in order]
+    if not any(cuts):
+        return list(roots)
+    each = iter(cuts)  # `rewrite` goes through the nodes in this order
+    return rewrite(roots, lambda t, _: _columns_of_product(t) if next(each) else None)
 
 
 def _cuts_product(t: Tensor, reads: Mapping[int, int]) -> bool:
