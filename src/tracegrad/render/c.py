@@ -114,7 +114,6 @@ class Function:
         if not conditions:
             return self.loops()
         self.form = "near_"  # in the check, too: an argument that makes a short form wrong also sets `far`
-        self.checks(conditions)
         near = self.loops_again()
         check = self.checks(conditions)
         self.form = CALLED_FORM if len(conditions) > tuning.INLINED_CALLS else ""
