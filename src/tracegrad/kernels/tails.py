@@ -197,7 +197,9 @@ class Ends:
 def _side(tail: Tail, shape: Shape, row: int) -> End | None:
     """Return the end of a loop over results of a product or scatter, whose rows are along the axis `row`."""
     d, step = tail.axis(shape) or (-1, 0)
-    after = math.prod(shape[d + 1 : row] if d < row else shape[d + 1 :])
-    return (
-        End("bmn"[1 + (d > row) - (d < row)], tail._replace(step=step * (1 if d == row else after))) if d >= 0 else None
-    )
+    if d < 0:
+        return None
+    if d == row:
+        return End("m", tail._replace(step=step))
+    group, after = ("b", shape[d + 1 : row]) if d < row else ("n", shape[d + 1 :])
+    return End(group, tail._replace(step=step * math.prod(after)))
