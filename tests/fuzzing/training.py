@@ -225,7 +225,8 @@ def trained_by_torch(program: Program) -> Outputs:
         made.zero_grad(set_to_none=False)
         ys = called(program, "torch", torch, every)
         loss: Any = sum(torch.mean(torch.square(y)) for y in ys if y.is_floating_point() and y.numel())
-        loss.backward()
+        if loss.requires_grad:  # else no step depends on a parameter
+            loss.backward()
         for x in wanted:
             x.grad = torch.zeros_like(x) if x.grad is None else x.grad
         made.step()
