@@ -483,7 +483,7 @@ def test_weights_of_losses_are_integers_in_a_list() -> None:
 
 
 def test_plans_of_one_op_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tracegrad.imperative.calls.MOST_PLANS", 5)
+    monkeypatch.setattr("tracegrad.imperative.keys.MOST_PLANS", 5)
     x = tg.tensor(np.arange(40.0))
     assert [x[k].item() for k in range(40)] == list(range(40))
     assert len(methods.METHODS["getitem"].entry.plans) <= 5  # type: ignore[attr-defined]

@@ -22,8 +22,8 @@ from tracegrad.errors import *
 from tracegrad.functional import *
 from tracegrad.hypers import hyper as hyper
 from tracegrad.imperative import creation
-from tracegrad.imperative.calls import install
 from tracegrad.imperative.creation import parameter as parameter, tensor as tensor
+from tracegrad.imperative.keys import install
 from tracegrad.imperative.streams import manual_seed as manual_seed
 from tracegrad.imperative.tape import no_grad as no_grad
 from tracegrad.imperative.tensors import GradTensor as GradTensor

@@ -30,8 +30,8 @@ from tracegrad.errors import (
 )
 from tracegrad.hypers import leaf_value
 from tracegrad.imperative import streams
-from tracegrad.imperative.calls import is_array
 from tracegrad.imperative.creation import tensor
+from tracegrad.imperative.keys import is_array
 from tracegrad.imperative.plans import Plan, Source, indices, part
 from tracegrad.imperative.tape import recording
 from tracegrad.imperative.tensors import GradTensor

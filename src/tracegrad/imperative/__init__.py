@@ -4,11 +4,11 @@
 
     sum(x, axis=1, keepdims=False)               the public function, written when it is called first   methods.Op
       |
-      |  key = (x._spec, 1, FALSE)               what decides about a call                              calls.key
+      |  key = (x._spec, 1, FALSE)               what decides about a call                              keys.key
       |
       +-- plans[key] -- found -------------+     the one cache of the op
       |                                    |
-      +-- new: calls.missed                |
+      +-- new: keys.missed                 |
             | leaves in place of arrays    |
             v                              |
           sum(leaf, axis=1) -> a graph     |     the op itself, traced                                  plans.traced
@@ -23,7 +23,7 @@
 
 A *key* holds what the computation depends on. For a tensor that is its `Spec`, one object for each type with or without
 gradient. For an array it is dtype and shape, and for a setting its value. The text of the key is part of the public
-function. `calls.part` computes the parts that this text has no shortcut for. Beside a tensor of floats a number is an
+function. `keys.part` computes the parts that this text has no shortcut for. Beside a tensor of floats a number is an
 operand, and its part is `NUMBER`; elsewhere the key holds the number itself.
 
 A *plan* is the graph that the op gives for such arguments. `Plan.function` writes it as Python over NumPy: array rules

@@ -6,7 +6,7 @@ from typing import Any
 
 from tracegrad.arrays import np
 from tracegrad.errors import DTypeError
-from tracegrad.imperative.calls import is_array
+from tracegrad.imperative.keys import is_array
 from tracegrad.imperative.tensors import GradTensor
 from tracegrad.methods import TensorMethods
 from tracegrad.ops import constants

@@ -224,7 +224,7 @@ def elementwise(
 
     f: Any = binary if "{1}" in wgsl else unary
     if f is binary:
-        f.rowwise = True  # a number is a value like any other and does not select a plan: see imperative.calls
+        f.rowwise = True  # a number is a value like any other and does not select a plan: see imperative.keys
     f.__name__ = f.__qualname__ = name
     f.__module__ = sys._getframe(1).f_globals.get("__name__", "__main__")  # pyright: ignore[reportPrivateUsage]
     f.__doc__ = _document(name, f is binary, accepts, out, array, differentiable=vjp is not None)
