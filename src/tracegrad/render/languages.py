@@ -25,7 +25,7 @@ LANGUAGES: Mapping[str, Language] = {
     "wgsl": Language("wgsl", "render_wgsl", gpu=True),
     "serial_wgsl": Language("wgsl", "render_serial_wgsl", gpu=True),
     "numpy": Language("numpy", "render_numpy"),
-    "c": Language("c_calls", "render_c"),
+    "c": Language("c_launch", "render_c"),
 }
 
 
