@@ -110,7 +110,7 @@ def test_halves_are_read_as_numpy_reads_them() -> None:
 
 NEED_NUMPY = {
     "runtime.cpu",
-    "runtime.calls",
+    "runtime.c_calls",
     "runtime.doors",
     "runtime.native",
     "runtime.wgpu_calls",

@@ -10,8 +10,8 @@ import pytest
 
 import tracegrad as tg
 from tracegrad.render.c_engine import ENGINE
+from tracegrad.runtime.c_calls import CallList, SizedProduct
 from tracegrad.runtime.c_compiler import compiler
-from tracegrad.runtime.calls import CallList, SizedProduct
 from tracegrad.runtime.children import Children
 from tracegrad.runtime.storage import with_margins
 

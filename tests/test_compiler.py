@@ -20,9 +20,9 @@ from models import SineMLP, sine_loss
 from tracegrad import optim
 from tracegrad.render.c_engine import ENGINE
 from tracegrad.runtime import c_compiler as module, cpu
+from tracegrad.runtime.c_calls import CallList
 from tracegrad.runtime.c_compiler import VARIABLE, Compiler, compiler_named
 from tracegrad.runtime.cache import cache_folder, digest, is_own
-from tracegrad.runtime.calls import CallList
 
 SOURCE = "int answer(void) { return 42; }"
 SHAPES = {"x": (32, 1), "y": (32, 1)}

@@ -21,8 +21,8 @@ from tracegrad.kernels.form import Axis
 from tracegrad.program import Program
 from tracegrad.render.c_steps import CSource, GatheredStep, Scratch
 from tracegrad.render.gathered import Lay, in_memory_order
+from tracegrad.runtime.c_calls import neighbours, places
 from tracegrad.runtime.c_compiler import GCC_FLAGS, OTHER_FLAGS, compiler_named
-from tracegrad.runtime.calls import neighbours, places
 from tracegrad.runtime.cpu import CpuSession
 
 # Vectors of what this machine has, of 8 and of 4

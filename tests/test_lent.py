@@ -13,7 +13,7 @@ import pytest
 import tracegrad as tg
 from tracegrad import optim
 from tracegrad.runtime import copy_pool, cpu
-from tracegrad.runtime.calls import BoundCalls
+from tracegrad.runtime.c_calls import BoundCalls
 from tracegrad.runtime.copy_pool import CopyPool
 from tracegrad.runtime.storage import readable_around
 

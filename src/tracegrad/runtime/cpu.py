@@ -28,8 +28,8 @@ from tracegrad.render.c_engine import ENGINE
 from tracegrad.render.c_gathered import GATHERED
 from tracegrad.render.c_steps import CSource, FunctionStep, GatheredStep, Place, RunSize, Scratch, Step, View
 from tracegrad.runtime.base import DeviceInfo, Done, Timings, check_open, check_within, persistent
+from tracegrad.runtime.c_calls import BoundCalls, Call, CallList, SizedParts, left_out, lent_fields
 from tracegrad.runtime.c_compiler import Compiler, compiler
-from tracegrad.runtime.calls import BoundCalls, Call, CallList, SizedParts, left_out, lent_fields
 from tracegrad.runtime.children import Children
 from tracegrad.runtime.copy_pool import CopyPool
 from tracegrad.runtime.cpu_verify import computes_wrongly

@@ -25,9 +25,9 @@ from tracegrad.render.c_gathered import GATHERED
 from tracegrad.render.c_steps import CSource
 from tracegrad.render.c_text import PRELUDE, as_c, helper
 from tracegrad.runtime import verify
+from tracegrad.runtime.c_calls import pointers
 from tracegrad.runtime.c_compiler import VARIABLE, Compiler
 from tracegrad.runtime.cache import WRONG, Verdicts, key_of
-from tracegrad.runtime.calls import pointers
 from tracegrad.runtime.points import Name
 from tracegrad.runtime.repeated import PERIOD, STRIDE
 from tracegrad.runtime.storage import with_margins
