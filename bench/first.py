@@ -23,17 +23,17 @@ from steps import WORKLOADS, machine, tracegrad_training, workload
 
 from tracegrad.compiler import build
 from tracegrad.engine import params
-from tracegrad.runtime import adapters, cpu, native, wgpu_program
+from tracegrad.runtime import adapters, cpu, wgpu_program, wgpu_session
 
 PHASES: list[tuple[Any, str, str]] = [  # where a function is looked up, its name there, and what it does
     (build.StepSource, "traced", "trace"),
     (build.TracedProgram, "compiled", "gradients, passes, kernels, memory"),
     (params, "drawn", "draw the parameters"),
     (adapters, "load_wgpu", "import wgpu"),
-    (native, "open_device", "open the device"),
-    (native.NativeSession, "_pick_calls", "test the device"),
-    (native.NativeSession, "load", "load the program"),
-    (native.NativeSession, "write", "upload an array"),
+    (wgpu_session, "open_device", "open the device"),
+    (wgpu_session.NativeSession, "_pick_calls", "test the device"),
+    (wgpu_session.NativeSession, "load", "load the program"),
+    (wgpu_session.NativeSession, "write", "upload an array"),
     (cpu.CpuSession, "load", "load the program"),
 ]
 LEAST = 0.002  # seconds: shorter ones are not told

@@ -29,7 +29,7 @@ from tracegrad.kernel_source import Binding, KernelSource, Texts
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Buffer, Dispatch, Field, Program
 from tracegrad.runtime.adapters import check_webgpu
-from tracegrad.runtime.native import NativeSession
+from tracegrad.runtime.wgpu_session import NativeSession
 
 SECONDS = 2.0  # of runs a row
 TEXTBOOK = """

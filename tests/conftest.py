@@ -24,7 +24,7 @@ from tracegrad.runtime import cpu, remembered
 from tracegrad.runtime.adapters import check_webgpu
 from tracegrad.runtime.c_compiler import FLAGS, OTHER_FLAGS, VARIABLE, compiler_named
 from tracegrad.runtime.cpu import CpuSession
-from tracegrad.runtime.native import NativeSession
+from tracegrad.runtime.wgpu_session import NativeSession
 from xla import quickly
 
 # Without bytecode, each process that a test starts compiles the package anew, for half a second.

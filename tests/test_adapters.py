@@ -106,13 +106,14 @@ def test_asking_for_adapters_prints_nothing_and_loads_no_wgpu() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
-@pytest.mark.parametrize(("gpu", "loaded"), [(False, []), (True, ["wgpu", "tracegrad.runtime.native"])])
+@pytest.mark.parametrize(("gpu", "loaded"), [(False, []), (True, ["wgpu", "tracegrad.runtime.wgpu_session"])])
 def test_what_opens_a_device_is_imported_where_there_may_be_one(gpu: bool, loaded: list[str]) -> None:
     """And before `session_factory` returns: its caller compiles next, and the imports would wait for that."""
     code = (
         "import sys, tracegrad.entrypoints as e; from tracegrad.runtime import adapters as a\n"
         f"a.may_have_gpu = lambda: {gpu}; a.remembered.take = lambda: None; a._started_child = lambda: None\n"
-        "e.session_factory('auto')(); print([m for m in ('wgpu', 'tracegrad.runtime.native') if m in sys.modules])"
+        "e.session_factory('auto')(); "
+        "print([m for m in ('wgpu', 'tracegrad.runtime.wgpu_session') if m in sys.modules])"
     )
     if gpu:
         pytest.importorskip("wgpu")

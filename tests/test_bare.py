@@ -112,7 +112,7 @@ NEED_NUMPY = {
     "runtime.cpu",
     "runtime.c_calls",
     "runtime.doors",
-    "runtime.native",
+    "runtime.wgpu_session",
     "runtime.wgpu_calls",
     "runtime.wgpu_compiled",
     "runtime.wgpu_program",

@@ -25,11 +25,11 @@ from tracegrad.engine.run_program import numbers_of
 from tracegrad.ir.evaluate import evaluate
 from tracegrad.kernels.form import Extent, UnsizedError
 from tracegrad.render.c_steps import GatheredStep
-from tracegrad.runtime import native
+from tracegrad.runtime import wgpu_session
 from tracegrad.runtime.base import Session
 from tracegrad.runtime.c_compiler import compiler
 from tracegrad.runtime.cpu import CpuSession
-from tracegrad.runtime.native import NativeSession
+from tracegrad.runtime.wgpu_session import NativeSession
 
 SIZES = (1, 5, 16, 17)
 X = np.random.default_rng(0).normal(size=(300, 4)).astype(np.float32)
@@ -141,7 +141,7 @@ BARRIERS = pytest.mark.parametrize("barriers", [False, True], ids=["serial", "ba
 @pytest.mark.parametrize("gradient", [False, True], ids=["forward", "gradient"])
 def test_cases_on_a_gpu(gradient: bool, barriers: bool, device: NativeSession, monkeypatch: pytest.MonkeyPatch) -> None:
     if barriers:  # also on a software adapter
-        monkeypatch.setattr(native, "as_run", lambda program, info: program)
+        monkeypatch.setattr(wgpu_session, "as_run", lambda program, info: program)
     cases = [c for c in TAKING if c.name in SOME] + [
         c for c in TAKING[5 + 20 * barriers :: 40] if c.grad or not gradient
     ]
@@ -179,7 +179,7 @@ def test_kernels_of_a_gpu_sum_over_the_true_size(
 ) -> None:
     """What a larger batch left behind the batch is NaN. The capacities make loops short and long."""
     if barriers:
-        monkeypatch.setattr(native, "as_run", lambda program, info: program)
+        monkeypatch.setattr(wgpu_session, "as_run", lambda program, info: program)
     forward, *shapes = OVER_THE_BATCH[name]
 
     def source(n: int) -> ForwardSource:

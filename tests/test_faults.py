@@ -23,7 +23,7 @@ from tracegrad import optim
 from tracegrad.engine.results import CompletedRun, CompletedStep
 from tracegrad.kernel_source import Texts
 from tracegrad.runtime import wgpu_program
-from tracegrad.runtime.native import NativeSession
+from tracegrad.runtime.wgpu_session import NativeSession
 
 X = np.random.default_rng(0).uniform(-3, 3, (16, 1)).astype(np.float32)
 BATCH = {"x": X, "y": np.sin(X)}
@@ -234,7 +234,7 @@ def test_a_limit_a_feature_and_a_shader_that_a_device_refuses_leave_the_training
         with monkeypatch.context() as patch:
             limited = wgpu_program.check_limits
             tiny = {"max-storage-buffer-binding-size": 64}
-            patch.setattr("tracegrad.runtime.native.check_limits",
+            patch.setattr("tracegrad.runtime.wgpu_session.check_limits",
                           lambda p, limits, *more: limited(p, {**limits, **tiny}, *more))  # fmt: skip
             with pytest.raises(tg.DeviceError, match=r"allows 64 .max-storage-buffer-binding-size"):
                 train.replace_model(SineMLP(16))
@@ -244,7 +244,7 @@ def test_a_limit_a_feature_and_a_shader_that_a_device_refuses_leave_the_training
             with pytest.raises(tg.DeviceError, match=r"needs 256 threads in one workgroup; .* allows 64"):
                 compiled("webgpu")
         with monkeypatch.context() as patch:
-            patch.setattr("tracegrad.runtime.native.check_limits",
+            patch.setattr("tracegrad.runtime.wgpu_session.check_limits",
                           lambda p, limits, features, device: limited(p, limits, set(), device))  # fmt: skip
             with pytest.raises(tg.DeviceError, match=r"needs shader-f16, which .* does not offer"):
                 compiled("webgpu", precision="f16")

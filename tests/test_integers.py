@@ -13,7 +13,7 @@ from test_numerics import computed, reference, runtime  # noqa: F401
 from tracegrad import ops as tg
 from tracegrad.dtypes import as_dtype, bool_, f32, i32, u32
 from tracegrad.prims import elementwise
-from tracegrad.runtime.native import NativeSession
+from tracegrad.runtime.wgpu_session import NativeSession
 
 ENDS = [0, 1, -1, 2, -2, 3, 7, -7, 2**31 - 1, -(2**31), -(2**31) + 1, 65536, -65536, 46341, 12345678, 2**30]
 I = np.array(ENDS, np.int32)  # noqa: E741

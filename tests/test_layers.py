@@ -51,7 +51,7 @@ LATE = {
 # What functions may import: most processes that import tracegrad never start a child or a pool, and write no file
 SELDOM = {"subprocess", "tempfile", "concurrent.futures", "json", "tomllib"}
 OPENED = {  # by a function, since calling compilers and drivers costs as much to load as a tenth of tracegrad
-    ("runtime.webgpu", "tracegrad.runtime.native"),
+    ("runtime.webgpu", "tracegrad.runtime.wgpu_session"),
     ("runtime.jax", "tracegrad.runtime.jax_session"),
     ("runtime.jax", "tracegrad.runtime.jax_mesh"),
     ("entrypoints", "tracegrad.runtime.jax"),

@@ -28,7 +28,7 @@ from tracegrad.optim import guard
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Program
 from tracegrad.runtime.cpu import CpuSession
-from tracegrad.runtime.native import NativeSession
+from tracegrad.runtime.wgpu_session import NativeSession
 
 FINE, TOO_LARGE = 1.0, 1e4  # weights of a loss: its gradient is the weight, and scaled by 2^15 below and above 65504
 BATCH, WIDTH = 8, 16

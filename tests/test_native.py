@@ -20,9 +20,9 @@ from tracegrad.kernel_source import Binding, KernelSource, Shader, Texts
 from tracegrad.program import Buffer, Dispatch, Field, Program
 from tracegrad.runtime import adapters as finding, wgpu_compiled
 from tracegrad.runtime.c_compiler import VARIABLE, compiler
-from tracegrad.runtime.native import NativeSession
 from tracegrad.runtime.wgpu_calls import Calls
 from tracegrad.runtime.wgpu_compiled import CompiledCalls
+from tracegrad.runtime.wgpu_session import NativeSession
 
 SUPPORT = finding.check_webgpu()
 needs_adapter = pytest.mark.skipif(not SUPPORT.ok, reason=f"no WebGPU adapter: {SUPPORT.message}")

@@ -20,8 +20,8 @@ GUARDED = """
 import numpy as np
 from test_native import accumulator, SUPPORT
 from tracegrad.errors import *
-from tracegrad.runtime import native as runtime, wgpu_compiled
-from tracegrad.runtime.native import NativeSession
+from tracegrad.runtime import wgpu_session as runtime, wgpu_compiled
+from tracegrad.runtime.wgpu_session import NativeSession
 s = NativeSession(SUPPORT.adapter, calls="{calls}")
 x = {{"x": np.ones(4, np.float32)}}
 handle = s.load(accumulator())

@@ -23,7 +23,7 @@ from tracegrad.passes.simplify import simplify
 from tracegrad.prims import elementwise
 from tracegrad.prims.leaves import const, leaf
 from tracegrad.runtime.cpu import CpuSession
-from tracegrad.runtime.native import NativeSession
+from tracegrad.runtime.wgpu_session import NativeSession
 from tracegrad.transforms.walks import gradients
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "bench"))

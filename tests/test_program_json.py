@@ -23,7 +23,7 @@ from tracegrad.program import Program
 from tracegrad.runtime.adapters import check_webgpu
 from tracegrad.runtime.c_compiler import compiler
 from tracegrad.runtime.cpu import CpuSession
-from tracegrad.runtime.native import NativeSession
+from tracegrad.runtime.wgpu_session import NativeSession
 
 
 def scanned() -> Program:

@@ -27,7 +27,7 @@ from tracegrad.ir.graph import Graph
 from tracegrad.ir.nodes import Tensor
 from tracegrad.prims.leaves import leaf
 from tracegrad.program import Program
-from tracegrad.runtime.native import NativeSession
+from tracegrad.runtime.wgpu_session import NativeSession
 from tracegrad.transforms.walks import gradients
 
 # What each new size of a row is drawn from. Sizes that were different may become equal.

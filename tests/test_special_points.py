@@ -15,7 +15,7 @@ import tracegrad
 from test_numerics import computed, runtime  # noqa: F401
 from tracegrad import ops as tg
 from tracegrad.ir.nodes import Tensor
-from tracegrad.runtime.native import NativeSession
+from tracegrad.runtime.wgpu_session import NativeSession
 from tracegrad.transforms.walks import gradients
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed")

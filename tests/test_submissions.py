@@ -18,11 +18,11 @@ from tracegrad import lr, nn, optim
 from tracegrad.engine.results import CompletedStep, Failed
 from tracegrad.errors import DeviceError
 from tracegrad.program import COUNTS, Buffer, Dispatch, Field
-from tracegrad.runtime import native, wgpu_compiled, wgpu_rings
+from tracegrad.runtime import wgpu_compiled, wgpu_rings, wgpu_session
 from tracegrad.runtime.adapters import check_webgpu
-from tracegrad.runtime.native import Batch, NativeSession
 from tracegrad.runtime.wgpu_calls import Commands, Write
 from tracegrad.runtime.wgpu_rings import depth_of
+from tracegrad.runtime.wgpu_session import Batch, NativeSession
 
 pytestmark = pytest.mark.usefixtures("webgpu", "c_compiler")
 
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("webgpu", "c_compiler")
 @pytest.fixture
 def many(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the device is, as many runs share a batch as may."""
-    monkeypatch.setattr(native, "BATCH_SECONDS", 1e9)
+    monkeypatch.setattr(wgpu_session, "BATCH_SECONDS", 1e9)
 
 
 @pytest.fixture(params=["compiled", "direct"])
@@ -154,7 +154,7 @@ def test_a_map_that_another_thread_finds_done_is_waited_for(many: None, monkeypa
         "if (!fetching) usleep(3000), __atomic_add_fetch(&elsewhere, 1, __ATOMIC_RELAXED);",
     )
     late = late.replace("  int *status = calloc", "  fetching = 1;\n  int *status = calloc")
-    monkeypatch.setattr(native, "SOURCE", late)
+    monkeypatch.setattr(wgpu_session, "SOURCE", late)
     adapter = check_webgpu().adapter
     assert adapter is not None
     session = NativeSession(adapter)

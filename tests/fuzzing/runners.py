@@ -31,7 +31,7 @@ from tracegrad.introspection import explain, profile
 from tracegrad.ir.evaluate import evaluate
 from tracegrad.kernels import fuse, storage
 from tracegrad.program import Program as Compiled
-from tracegrad.runtime import native
+from tracegrad.runtime import wgpu_session
 from tracegrad.runtime.adapters import check_webgpu
 from tracegrad.runtime.base import DeviceInfo
 from tracegrad.runtime.c_compiler import VARIABLE, compiler_named
@@ -163,7 +163,7 @@ def as_on_a_gpu(program: Compiled, info: DeviceInfo) -> Compiled:
 def taken_for_a_gpu() -> Iterator[None]:
     """Sessions that take any adapter for a GPU, whose loops run in one launch."""
     with ExitStack() as stack:
-        for module in (native, profile, explain):
+        for module in (wgpu_session, profile, explain):
             stack.enter_context(patch.object(module, "as_run", as_on_a_gpu))
         yield
 

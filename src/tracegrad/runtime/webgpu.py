@@ -45,6 +45,6 @@ def begin(device: str) -> Callable[[], Session | None]:
 
 def native_runtime() -> Callable[[AdapterInfo], Session]:
     """Return the function that opens an adapter, imported on first use."""
-    from tracegrad.runtime.native import NativeSession
+    from tracegrad.runtime.wgpu_session import NativeSession
 
     return NativeSession
