@@ -276,7 +276,7 @@ def test_a_signal_handler_may_run_at_any_line_that_chooses_a_program(new: bool) 
         expected = infer.run(x=rows).output
 
         def tracer(frame: FrameType, event: str, _: Any) -> Any:
-            if not frame.f_code.co_filename.endswith(("engine/programs.py", "engine/rooms.py")):
+            if not frame.f_code.co_filename.endswith(("engine/programs.py", "engine/room_programs.py")):
                 return None
             lines[0] += event == "line" and not inside[0]
             if event == "line" and not inside[0] and (not new or lines[0] % 40 == 0):

@@ -75,7 +75,7 @@ OPENED = {  # by a function, since calling compilers and drivers costs as much t
     ("training.saving", "tracegrad.files.checkpoints"),
     ("training.saving", "tracegrad.safetensors"),
     ("runtime.tab", "tracegrad.runtime.javascript"),  # reads the files of tracegrad/js
-    ("engine.programs", "tracegrad.engine.rooms"),  # what most processes do without, as above
+    ("engine.programs", "tracegrad.engine.room_programs"),  # what most processes do without, as above
     ("training.saving", "tracegrad.files.sharded"),  # needs JAX and Orbax
     ("training.data", "tracegrad.files.sharded"),
     ("files.sharded", "tracegrad.runtime.jax_shards"),

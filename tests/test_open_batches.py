@@ -11,7 +11,7 @@ import pytest
 
 import tracegrad as tg
 from tracegrad import nn, optim
-from tracegrad.engine import rooms, stepper
+from tracegrad.engine import room_programs, stepper
 
 SIZES = (9, 2, 17, 3, 33)
 Net = Callable[["Layers", Any], Any]
@@ -113,8 +113,8 @@ def test_steps_of_every_batch_are_those_of_a_training_compiled_for_it(
 ) -> None:
     device = shared_on(runner, monkeypatch)
     kinds: set[Any] = set()
-    built = rooms.built
-    monkeypatch.setattr(rooms, "built", lambda *a: kinds.add(a[3]) or built(*a))
+    built = room_programs.built
+    monkeypatch.setattr(room_programs, "built", lambda *a: kinds.add(a[3]) or built(*a))
     with compiled(net, None, device) as train:
         for n in SIZES:
             train.reset()

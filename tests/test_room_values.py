@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tracegrad as tg
-from tracegrad.engine import rooms
+from tracegrad.engine import room_programs
 
 D = 8
 SIZES = ((2, 9), (5, 3), (4, 11), (7, 12), (1, 5), (6, 4), (9, 17), (3, 17))
@@ -97,7 +97,7 @@ def test_values_at_each_size_are_those_of_numpy(function: Any, monkeypatch: pyte
         return function(OURS, x)
 
     monkeypatch.setenv("TRACEGRAD_CC", "off")
-    monkeypatch.setattr(rooms, "exact_first", not_exact)  # both sizes have padding
+    monkeypatch.setattr(room_programs, "exact_first", not_exact)  # both sizes have padding
     shared = 0
     with tg.compile_forward(model={}, forward=forward, inputs={"x": ("B", "T", D)}, device="cpu") as made:
         for n, t in SIZES:

@@ -16,7 +16,7 @@ from fuzzing import polymorphic
 from tracegrad import nn, optim
 from tracegrad.compiler.build import ForwardSource
 from tracegrad.compiler.rooms import build_rooms
-from tracegrad.engine import programs, rooms, stepper
+from tracegrad.engine import programs, room_programs, stepper
 from tracegrad.engine.results import CompletedRun
 from xla import quickly
 
@@ -261,8 +261,8 @@ def test_a_call_as_long_as_a_table_refuses_no_other(monkeypatch: pytest.MonkeyPa
 def test_calls_that_become_longer_try_few_rooms(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of them is the largest so far, and no room can be built for any."""
     monkeypatch.setenv("TRACEGRAD_CC", "off")
-    tried, built = list[Any](), rooms.built
-    monkeypatch.setattr(rooms, "built", lambda *given: (tried.append(given), built(*given))[1])
+    tried, built = list[Any](), room_programs.built
+    monkeypatch.setattr(room_programs, "built", lambda *given: (tried.append(given), built(*given))[1])
 
     def every_second(m: Any, x: Any) -> Any:
         return x[:, ::2] * float(x.shape[1] ** 2 % 7)
@@ -270,7 +270,7 @@ def test_calls_that_become_longer_try_few_rooms(monkeypatch: pytest.MonkeyPatch)
     with tg.compile_forward(model={}, forward=every_second, inputs={"x": (2, "T")}, device="cpu") as made:
         for t in range(5, 20):
             assert made.run(x=np.ones((2, t), np.float32)).output.shape == (2, -(-t // 2))
-    assert 0 < len(tried) <= 2 * rooms.MOST_FAILED  # one size without padding, or with it
+    assert 0 < len(tried) <= 2 * room_programs.MOST_FAILED  # one size without padding, or with it
 
 
 def test_an_input_that_nothing_reads_has_the_sizes_of_a_call_too() -> None:

@@ -20,7 +20,7 @@ from tracegrad.compiler.assemble import assemble
 from tracegrad.compiler.build import StepSource
 from tracegrad.engine import programs, stepper
 from tracegrad.engine.results import Failed
-from tracegrad.engine.rooms import Room, built, exact_alone
+from tracegrad.engine.room_programs import Room, built, exact_alone
 from tracegrad.metrics import accuracy
 from tracegrad.runtime.base import DeviceInfo
 from tracegrad.runtime.c_compiler import VARIABLE

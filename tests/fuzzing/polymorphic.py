@@ -15,7 +15,7 @@ from unittest.mock import patch
 import numpy as np
 
 import tracegrad as tg
-from tracegrad.engine import rooms
+from tracegrad.engine import room_programs
 from tracegrad.engine.results import CompletedRun
 
 D = 4
@@ -261,7 +261,7 @@ def _none(_: Any) -> list[str | None]:
     return [None]
 
 
-def _with_room(self: Any, *args: Any, choices: Any = rooms.RoomPrograms._choices) -> Any:
+def _with_room(self: Any, *args: Any, choices: Any = room_programs.RoomPrograms._choices) -> Any:
     """Yield the choices in which more than one size varies."""
     return (key for key in choices(self, *args) if max(key) > 0)
 
@@ -279,8 +279,8 @@ def compared(seed: int, device: str, exact: bool = True) -> tuple[int, list[str]
     exact: let one of the sizes be exact in runs, where that can be proved.
     """
     forward, served, found = forward_of(seed), 0, list[str]()
-    search = patch.object(rooms, "exact_first", rooms.exact_first if exact else _none)
-    alone = patch.object(rooms.RoomPrograms, "_choices", _with_room)
+    search = patch.object(room_programs, "exact_first", room_programs.exact_first if exact else _none)
+    alone = patch.object(room_programs.RoomPrograms, "_choices", _with_room)
     with (
         search,
         alone,

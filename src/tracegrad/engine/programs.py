@@ -17,7 +17,7 @@ from tracegrad.runtime.base import DeviceInfo, Session
 from tracegrad.tuning import OWN_RUNS, ROOM_RUNS, SHARED_SIZES
 
 if TYPE_CHECKING:
-    from tracegrad.engine.rooms import RoomPrograms
+    from tracegrad.engine.room_programs import RoomPrograms
 
 TOO_OFTEN = 8  # dropped programs that are built again before a warning says so
 
@@ -162,7 +162,7 @@ class SizedPrograms:
         if reference.enabled() or len(self.seen) <= self.own or (device := info()).sizes == "one":
             return None
         if self._rooms is None:
-            from tracegrad.engine.rooms import RoomPrograms  # most processes see few sizes, and need no import
+            from tracegrad.engine.room_programs import RoomPrograms  # most processes see few sizes, and need no import
 
             own_here = max(self.own, self.own_on_gpu if device.gpu and not device.software else 0)
             self._rooms = RoomPrograms(2 * self.capacity, self.own, own_here, self.version)
