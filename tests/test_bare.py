@@ -17,7 +17,7 @@ from tracegrad.engine import inputs, params
 from tracegrad.engine.results import Captures
 from tracegrad.errors import InputError
 from tracegrad.program import Field
-from tracegrad.runtime import storage
+from tracegrad.runtime import memory
 
 INDEX = {"range": [0, 9], "exempt": -1}
 GIVEN: list[tuple[Field, Any]] = [
@@ -51,12 +51,12 @@ def test_inputs_are_cast_and_refused_as_with_numpy(field: Field, value: Any, mon
             x = inputs.fit_value(field, value)
         except InputError as e:
             return str(e).split(":")[0]
-        back = storage.from_storage(storage.to_storage(x, field.dtype), field)
+        back = memory.from_storage(memory.to_storage(x, field.dtype), field)
         return x.dtype.name, x.shape, x.tobytes(), back.tobytes()
 
     want = answer()
     monkeypatch.setattr(inputs, "np", bare)
-    monkeypatch.setattr(storage, "np", bare)
+    monkeypatch.setattr(memory, "np", bare)
     assert answer() == want
 
 

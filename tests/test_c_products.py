@@ -13,7 +13,7 @@ from tracegrad.render.c_engine import ENGINE
 from tracegrad.runtime.c_calls import CallList, SizedProduct
 from tracegrad.runtime.c_compiler import compiler
 from tracegrad.runtime.children import Children
-from tracegrad.runtime.storage import with_margins
+from tracegrad.runtime.memory import with_margins
 
 RNG = np.random.default_rng(0)
 

@@ -189,7 +189,7 @@ def test_what_no_memory_can_hold_is_refused_and_the_process_goes_on(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     side = 1 << 15  # 2**30 elements: four gigabytes
-    monkeypatch.setattr("tracegrad.runtime.storage.host_memory", lambda: 1 << 30)
+    monkeypatch.setattr("tracegrad.runtime.memory.host_memory", lambda: 1 << 30)
 
     def loss(m: Huge, x: tg.Tensor, y: tg.Tensor) -> tg.Tensor:
         return tg.mean(tg.tanh(x @ m.w) - y)

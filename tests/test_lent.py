@@ -15,7 +15,7 @@ from tracegrad import optim
 from tracegrad.runtime import copy_pool, cpu
 from tracegrad.runtime.c_calls import BoundCalls
 from tracegrad.runtime.copy_pool import CopyPool
-from tracegrad.runtime.storage import readable_around
+from tracegrad.runtime.memory import readable_around
 
 pytestmark = [pytest.mark.usefixtures("c_compiler"), pytest.mark.filterwarnings("ignore:the loss does not use")]
 

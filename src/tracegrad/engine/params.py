@@ -17,7 +17,7 @@ from tracegrad.nn.parameters import COPY
 from tracegrad.program import Field, Program
 from tracegrad.runtime.base import Session
 from tracegrad.runtime.draw import draw
-from tracegrad.runtime.storage import check_memory, from_storage, to_storage
+from tracegrad.runtime.memory import check_memory, from_storage, to_storage
 
 PARAM = "param/"  # the prefix of parameters' names in checkpoints
 

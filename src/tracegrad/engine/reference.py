@@ -29,7 +29,7 @@ from tracegrad.prims.elementwise import HALF
 from tracegrad.program import Program
 from tracegrad.refusals import valid
 from tracegrad.runtime.base import Session
-from tracegrad.runtime.storage import from_storage
+from tracegrad.runtime.memory import from_storage
 from tracegrad.transforms.loops import Body, item
 
 DECIDED = 1 / 500  # share of elements that roundings to half precision can decide

@@ -25,7 +25,7 @@ from tracegrad.lr import as_schedule
 from tracegrad.program import Field, Program
 from tracegrad.refusals import Helped, helpful
 from tracegrad.runtime.base import DeviceInfo, Session
-from tracegrad.runtime.storage import from_storage
+from tracegrad.runtime.memory import from_storage
 
 T = TypeVar("T")
 BY_POSITION = ("step", "run_steps")  # methods that take the name of a loss first

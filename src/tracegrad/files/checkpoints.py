@@ -36,7 +36,7 @@ from tracegrad.hypers import GROUP, OFF, RANGES, UNIT, checked, checked_all, ran
 from tracegrad.optim.freezing import MISSED
 from tracegrad.program import Field, Program
 from tracegrad.runtime.base import Session
-from tracegrad.runtime.storage import from_storage, to_storage
+from tracegrad.runtime.memory import from_storage, to_storage
 
 VERSION = "1"
 ENTRIES = ("step", "seed", "lr", "lr_start", "hyper", "optimizer")  # entries of the metadata, JSON texts

@@ -15,7 +15,7 @@ from tracegrad.dtypes import DTYPES
 from tracegrad.errors import DeviceError, TracegradError
 from tracegrad.program import Buffer, Program
 from tracegrad.runtime.base import DeviceInfo, Timings, check_open, check_within, persistent
-from tracegrad.runtime.storage import from_storage, to_storage
+from tracegrad.runtime.memory import from_storage, to_storage
 from tracegrad.runtime.tab import can_wait, javascript, pyodide, wait
 from tracegrad.tuning import TAB_BYTES, TAB_RUNS, TAB_SECONDS
 

@@ -19,8 +19,8 @@ from tracegrad.loops import BY_SIZE, Move
 from tracegrad.program import Program
 from tracegrad.render.c_steps import FunctionStep, GatheredStep, Place, ProductStep, Spread, Step
 from tracegrad.render.gathered import Lay
+from tracegrad.runtime.memory import address, lying
 from tracegrad.runtime.process import processors
-from tracegrad.runtime.storage import address, lying
 from tracegrad.tuning import POOL_FROM, PRODUCT_GRAIN, PRODUCT_PARTS, PRODUCT_SIDE, PRODUCT_STACK, PRODUCT_STORE
 
 Shape = tuple[int, ...]

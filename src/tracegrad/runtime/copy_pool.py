@@ -11,7 +11,7 @@ from sys import getrefcount
 from typing import Any
 
 from tracegrad.arrays import HAVE_NUMPY, Array, np
-from tracegrad.runtime.storage import AROUND, between_margins
+from tracegrad.runtime.memory import AROUND, between_margins
 from tracegrad.tuning import POOL_BYTES, POOL_FROM, POOL_LOOKS, POOL_PIECES, POOL_SIZES
 
 

@@ -34,8 +34,8 @@ from tracegrad.runtime.children import Children
 from tracegrad.runtime.copy_pool import CopyPool
 from tracegrad.runtime.cpu_verify import computes_wrongly
 from tracegrad.runtime.doors import CpuProgram, Door, InTurn
+from tracegrad.runtime.memory import address, check_memory, lying, readable_around, taken, view, with_margins
 from tracegrad.runtime.process import processors
-from tracegrad.runtime.storage import address, check_memory, lying, readable_around, taken, view, with_margins
 from tracegrad.tuning import C_SOURCE, C_SOURCES
 
 

@@ -28,9 +28,9 @@ from tracegrad.runtime import verify
 from tracegrad.runtime.c_calls import pointers
 from tracegrad.runtime.c_compiler import VARIABLE, Compiler
 from tracegrad.runtime.cache import WRONG, Verdicts, key_of
+from tracegrad.runtime.memory import with_margins
 from tracegrad.runtime.points import Name
 from tracegrad.runtime.repeated import PERIOD, STRIDE
-from tracegrad.runtime.storage import with_margins
 from tracegrad.runtime.trials import GAP, Trial, layout_of, sizes_of
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from tracegrad.arrays import Array, np
 from tracegrad.program import Field, Program
 from tracegrad.runtime.c_calls import BoundCalls, Lent
-from tracegrad.runtime.storage import address, readable_around, taken
+from tracegrad.runtime.memory import address, readable_around, taken
 
 Direct = Callable[[Mapping[str, Any]], dict[str, Any] | None]
 

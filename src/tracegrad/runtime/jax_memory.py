@@ -14,7 +14,7 @@ from tracegrad.optim.guard import PARAMS
 from tracegrad.passes.pieces import Piece
 from tracegrad.program import DRAWN, PERSISTENT, Buffer, Field, Program
 from tracegrad.runtime.base import check_within, persistent
-from tracegrad.runtime.storage import from_storage, to_storage
+from tracegrad.runtime.memory import from_storage, to_storage
 
 jax: Any = importlib.import_module("jax")  # to a type checker, `import jax` would mean the module beside this one
 jnp: Any = importlib.import_module("jax.numpy")

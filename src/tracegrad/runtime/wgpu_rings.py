@@ -18,7 +18,7 @@ from tracegrad.arrays import np
 from tracegrad.dtypes import DTYPES
 from tracegrad.errors import InputError
 from tracegrad.program import COUNTS, Field, Program
-from tracegrad.runtime.storage import in_shape
+from tracegrad.runtime.memory import in_shape
 from tracegrad.runtime.wgpu_calls import Write
 from tracegrad.tuning import FEW_ELEMENTS, INPUT_GAP, LARGE_INPUT, OUTPUT_GAP, RING_BYTES, RING_MEMORY, RUNS_AT_ONCE
 

@@ -21,7 +21,7 @@ from tracegrad.errors import AbortedError, DeviceError, InputError, TracegradErr
 from tracegrad.program import Field, with_rows
 from tracegrad.runtime import tab
 from tracegrad.runtime.base import DeviceInfo, Session
-from tracegrad.runtime.storage import to_storage
+from tracegrad.runtime.memory import to_storage
 from tracegrad.training.data import Rows
 from tracegrad.training.training import Training
 from tracegrad.tuning import FED_FROM, FED_MOST, FED_TOTAL
