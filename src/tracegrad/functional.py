@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast, overload
 
 from tracegrad import ops, transforms
 from tracegrad.arrays import HAVE_NUMPY, cast_lossless, np
-from tracegrad.dtypes import TensorType, as_dtype, count, f32, i32, number_kind, show, whole
+from tracegrad.dtypes import DType, TensorType, as_dtype, count, f32, i32, number_kind, show, whole
 from tracegrad.errors import (
     CallError,
     DTypeError,
@@ -69,39 +69,45 @@ def at_once(fn: F) -> F:
             return fn(*args, **kwargs)
         if not HAVE_NUMPY:
             raise TraceError.here("transforms of arrays, outside a loss or forward, need NumPy, which is not installed")
-        given = (args, kwargs)
-        tensors = tree_leaves(given)
-        values = [_array(x) for x in tensors]
-        with ambient.tracing() as running:
-            seed, step, running.random_sites = streams.place()
-            running.closed = {}
-            running.double = f64 if any(_is_double(x) for x in tensors) else None
-            types = [TensorType(as_dtype(v.dtype), v.shape) for v in values]
-            leaves = [leaf("input", f"{k}", t) for k, t in enumerate(types)]
-            one_args, one_kwargs = rebuilt(given, leaves)
-            out = fn(*one_args, **one_kwargs)
-            env: dict[str, Any] = {f"{k}": v for k, v in enumerate(values)}
-            streams.move((seed, step, running.random_sites))
-            env |= {"seed": np.uint32(seed), "step": np.uint32(step)}
-            env |= {name: np.float32(leaf_value(name, running.hypers)) for name in running.hypers}
-            roots = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
-            tensors += [tensor for tensor, _ in running.closed.values()]
-            leaves += [t for _, t in running.closed.values()]
-            env |= {t.name: _array(tensor) for tensor, t in running.closed.values()}
-            try:
-                if any(isinstance(x, GradTensor) for x in tensors):
-                    found = iter(_eager(roots, leaves, tensors, env))
-                else:
-                    checked = any(t.dtype == i32 for t in leaves)  # only such arguments can be indices
-                    for t, box, n, exempt in indexed(toposort(roots), {}) if checked else ():
-                        indices(env[t.name][part(box)], n, exempt, 0)
-                    with np.errstate(all="ignore"):
-                        found = map(np.asarray, evaluate(roots, env, np))
-            except RangeError as e:
-                raise placed(e, "an argument", call_site()) from None
-        return tree_map(lambda t: next(found) if isinstance(t, Tensor) else t, out)
+        return _applied(fn, args, kwargs, f64 if any(map(_is_double, tree_leaves((args, kwargs)))) else None)
 
     return cast("F", either)
+
+
+def _applied(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], double: DType | None) -> Any:
+    """Trace `fn` on leaves of the arguments, compute the results, and return them. double: f64 if lists are float64."""
+    given = (args, kwargs)
+    tensors = tree_leaves(given)
+    values = [_array(x) for x in tensors]
+    with ambient.tracing() as running:
+        seed, step, running.random_sites = streams.place()
+        running.closed, running.double = {}, double
+        types = [TensorType(as_dtype(v.dtype), v.shape) for v in values]
+        leaves = [leaf("input", f"{k}", t) for k, t in enumerate(types)]
+        one_args, one_kwargs = rebuilt(given, leaves)
+        out = fn(*one_args, **one_kwargs)
+        if running.double and running.rounded:  # a list came before the first tensor that made the call float64
+            return _applied(fn, args, kwargs, running.double)
+        env: dict[str, Any] = {f"{k}": v for k, v in enumerate(values)}
+        streams.move((seed, step, running.random_sites))
+        env |= {"seed": np.uint32(seed), "step": np.uint32(step)}
+        env |= {name: np.float32(leaf_value(name, running.hypers)) for name in running.hypers}
+        roots = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
+        tensors += [tensor for tensor, _ in running.closed.values()]
+        leaves += [t for _, t in running.closed.values()]
+        env |= {t.name: _array(tensor) for tensor, t in running.closed.values()}
+        try:
+            if any(isinstance(x, GradTensor) for x in tensors):
+                found = iter(_eager(roots, leaves, tensors, env))
+            else:
+                checked = any(t.dtype == i32 for t in leaves)  # only such arguments can be indices
+                for t, box, n, exempt in indexed(toposort(roots), {}) if checked else ():
+                    indices(env[t.name][part(box)], n, exempt, 0)
+                with np.errstate(all="ignore"):
+                    found = map(np.asarray, evaluate(roots, env, np))
+        except RangeError as e:
+            raise placed(e, "an argument", call_site()) from None
+    return tree_map(lambda t: next(found) if isinstance(t, Tensor) else t, out)
 
 
 def _eager(roots: list[Tensor], leaves: list[Tensor], tensors: list[Any], env: dict[str, Any]) -> list[Any]:

@@ -41,6 +41,7 @@ class Trace:
         self.closed: dict[int, tuple[object, Tensor]] | None = None
         self.wrapped: dict[int, tuple[int, int]] = {}  # index leaves of an eager op, as in `imperative.plans.Plan`
         self.double: DType | None = None  # f64, if f32 stands for it here, as in a call of eager tensors of f64
+        self.rounded = False  # whether a list was rounded to f32
 
     def next_salt(self) -> int:
         """Return the number of the next random op in trace order, which keys its stream."""

@@ -204,7 +204,8 @@ def _packed(flat: list[Any], shape: Shape, dtype: DType | None) -> Tensor:
     try:
         values = flat if dtype.is_float else [fitting(v, dtype) for v in flat]
         running = ambient.active()
-        dtype = running.double if dtype.is_float and running is not None and running.double else dtype
+        if dtype.is_float and running is not None:
+            dtype, running.rounded = running.double or dtype, running.rounded or running.double is None
         data = packed.array(CODES[dtype.name], values).tobytes()
     except DTypeError:
         raise
