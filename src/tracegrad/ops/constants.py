@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tracegrad.dtypes import DType, as_dtype, count, f32, integer
+from tracegrad.dtypes import DType, as_dtype, count, f32, integer, nearest_f32
 from tracegrad.errors import InputError, ShapeError
 from tracegrad.ir.nodes import Tensor
 from tracegrad.methods import Operand, TensorMethods, method, op
@@ -307,7 +307,7 @@ def linspace(start: float, stop: float, num: int = 50) -> Tensor:
     start, stop: Python numbers.
     num:         the number of values. 1 gives `start`, 0 an empty tensor.
     Returns:     f32, shape (num,). No gradient.
-    Raises:      ShapeError if `num` is negative or not an integer; InputError if `start` or `stop` is not finite.
+    Raises:      ShapeError if `num` is negative or not an integer; InputError if an end is not finite in f32.
 
     As numpy.linspace and torch.linspace.
 
@@ -316,8 +316,8 @@ def linspace(start: float, stop: float, num: int = 50) -> Tensor:
     """
     num = count(num, "num")
     ends = [unboxed(v) for v in (start, stop)]
-    if not all(map(math.isfinite, ends)):
-        raise InputError(f"start and stop must be finite numbers, got {start!r} and {stop!r}")
+    if not all(math.isfinite(v) and math.isfinite(nearest_f32(v)) for v in ends):
+        raise InputError(f"start and stop must be finite numbers of f32, got {start!r} and {stop!r}")
     start, stop = ends
     step = (stop - start) / max(num - 1, 1)
     values = [start + step * k for k in listed(num)]

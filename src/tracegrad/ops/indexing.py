@@ -7,7 +7,7 @@ import operator
 import warnings
 from typing import Any, TypeVar, cast
 
-from tracegrad.dtypes import DType, TensorType, as_dtype, count, f32, i32, integer, normalize_axis, whole
+from tracegrad.dtypes import DType, TensorType, as_dtype, count, f32, i32, integer, nearest_f32, normalize_axis, whole
 from tracegrad.errors import ConstantIndexError, DTypeError, InputError, ShapeError, call_site
 from tracegrad.ir import ambient
 from tracegrad.ir.nodes import Tensor, bind
@@ -220,7 +220,7 @@ def arange(start: float, stop: float | DType | None = None, step: float = 1, dty
     dtype:    None: i32 if all three are integers, else f32.
     Returns:  shape (ceil((stop - start) / step),), or (0,) if that is negative. No gradient.
     Raises:   ShapeError for arange(n) with n < 0 or n >= 2^31; InputError for a step of 0, or a number that is not
-              finite; DTypeError for other integers outside of i32.
+              finite in f32; DTypeError for other integers outside of i32.
 
     As numpy.arange and torch.arange.
 
@@ -235,8 +235,9 @@ def arange(start: float, stop: float | DType | None = None, step: float = 1, dty
             raise ShapeError(f"n must not be negative, got {n}; arange(start, stop) may begin below 0")
         return cast_(iota((n,), 0), i32 if dtype is None else dtype)
     begin, end, by = (unboxed(v) for v in ((0, start, step) if stop is None else (start, stop, step)))
-    if not all(isinstance(v, (int, float)) and math.isfinite(v) for v in (begin, end, by)) or by == 0:
-        raise InputError(f"start, stop and step must be finite numbers, and step not 0; got {begin!r}, {end!r}, {by!r}")
+    if not all(isinstance(v, (int, float)) and math.isfinite(nearest_f32(v)) for v in (begin, end, by)) or by == 0:
+        what = "finite numbers of f32, and step not 0"
+        raise InputError(f"start, stop and step must be {what}; got {begin!r}, {end!r}, {by!r}")
     n = max(math.ceil((end - begin) / by), 0)
     if all(isinstance(v, int) for v in (begin, end, by)):
         for v in (begin, begin + by * max(n - 1, 0)):
