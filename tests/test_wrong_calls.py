@@ -66,6 +66,10 @@ OPS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: tg.arange(0, 1e39, 5e38),
         "start, stop and step must be finite numbers of f32, and step not 0; got 0, 1e+39, 5e+38",
     ),
+    "max_pool2d: bias": (
+        lambda: tg.max_pool2d(f(1, 1, 4, 4), 2, bias=f(1)),  # type: ignore[call-arg]
+        "there is no argument 'bias': add it to the result y, as in y + b, or y + b[:, None, None] for images",
+    ),
     "smooth_l1_loss": (lambda: tg.smooth_l1_loss(f(2), f(2), beta=-1.0), "beta must be a number >= 0, got -1.0"),
     "getitem": (lambda: tg.tensor(f(2, 3))[..., 0, ...], "an index can have only one Ellipsis; got f32[2,3]"),
     "take_along_axis: rank": (
