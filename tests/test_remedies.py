@@ -131,7 +131,7 @@ FORMULAS: dict[str, tuple[dict[str, Any], Any]] = {
     "trunc": ({"x": WIDE}, np.trunc(WIDE)),
     "frac": ({"x": 3 * X}, torch.frac(T(3 * X))),
     "acosh": ({"x": tg.tensor(1 + abs(WIDE))}, np.arccosh(1 + abs(WIDE))),
-    "asinh": ({"x": tg.tensor(X)}, np.arcsinh(X)),
+    "asinh": ({"x": tg.tensor(WIDE)}, np.arcsinh(WIDE)),
     "atanh": ({"x": tg.tensor(P / 8)}, np.arctanh(P / 8)),
     "hypot": ({"x": X, "y": Y}, np.hypot(X, Y)),
     "kron": ({"a": X, "b": Y, "rows": 16, "columns": 25}, np.kron(X, Y)),
@@ -158,13 +158,13 @@ FORMULAS: dict[str, tuple[dict[str, Any], Any]] = {
 
 @pytest.mark.parametrize("name", FORMULAS)
 def test_formulas_of_remedies_give_the_numbers_of_the_original(name: str) -> None:
-    """A remedy is `write EXPRESSION`, or `write EXPRESSION, with NAME = EXPRESSION`, or ends in a further sentence."""
+    """A remedy is `write EXPRESSION`, and can add `, with NAME = EXPRESSION and ...`, or end in a further sentence."""
     given, expected = FORMULAS[name]
     text = message(nn if name[0].isupper() else tg, name).split(": write ", 1)[1].split("; ")[0]
     formula, _, where = text.partition(", with ")
     env: dict[str, Any] = {"tg": tg, "math": math, "np": np, **given}
-    if where:
-        variable, _, value = where.partition(" = ")
+    for each in where.split(" and ") if where else ():
+        variable, _, value = each.partition(" = ")
         env[variable] = eval(value, env)
     formula = formula.partition(", for a of")[0].partition(", one in")[0]
     got = np.asarray(eval(formula, env))
