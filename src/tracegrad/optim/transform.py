@@ -236,9 +236,15 @@ class Transform:
         counts: bool = False,
         **hyper: float,
     ) -> Transform:
-        """Make a transform with the hyperparameters `hyper`, whose values must be in `ranges`.
+        """Make a transform with the hyperparameters `hyper`, and check their values.
 
-        A hyperparameter without a range takes any finite number. Raises InputError for other values.
+        state, update, bounds, counts: as of the class.
+        ranges: ranges by name, also of names that `hyper` lacks. By default those of tracegrad's optimizers.
+        hyper:  first values. A name without a range takes any number that is finite in f32.
+        Raises: InputError for a value that is not in its range.
+
+        >>> optim.Transform.made({}, lambda g, p, state, host: (host.hyper("gain") * g, {}), gain=2.0).hyper
+        {'gain': 2.0}
         """
         own = {name: ranges[name] for name in hyper if name in ranges}
         return Transform(state, update, checked_all(hyper, own, ""), own, bounds, counts)
