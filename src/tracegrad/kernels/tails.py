@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from tracegrad.dtypes import Shape
 from tracegrad.ir.nodes import Tensor
-from tracegrad.kernels.triangles import CHOICE, axes_through
+from tracegrad.kernels.triangles import CHOICE, axes_through, unread_parts
 from tracegrad.prims.leaves import IOTA, LEAF, constant
 
 
@@ -125,13 +125,9 @@ class Ends:
     ) -> None:
         self.hidden = hidden_tails(order, sizes, stored)
         self.sizes = {t.name: t.serial for t in order if t.prim is LEAF and t.name in sizes}
-        self.unread: dict[int, Tails] = dict.fromkeys(roots, NONE)
-        for t in reversed(order):
-            for x, tails in zip(t.inputs, self._read(t, self.unread.get(t.serial, NONE))):
-                before = self.unread.get(x.serial)
-                self.unread[x.serial] = tails if before is None else before & tails
+        self.unread = unread_parts(order, roots, self._unread)
 
-    def _read(self, t: Tensor, mine: Tails) -> Sequence[Tails]:
+    def _unread(self, t: Tensor, mine: Tails) -> Sequence[Tails]:
         """Return the tails that `t` does not read of each input. mine: its own unread tails."""
         family, n = t.prim.family, t.ndim
         if family == "view":

@@ -11,7 +11,9 @@ Products skip terms that are zero and results that are never read (`left_out`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from tracegrad.ir.nodes import Tensor
 from tracegrad.kernels.coordinates import regroup
@@ -29,9 +31,8 @@ class Triangles:
     """The halves of all tensors of a graph. `order` is topological; `roots` are serials of values that others read."""
 
     def __init__(self, order: Sequence[Tensor], roots: Iterable[int]) -> None:
-        self.zero: dict[int, Halves] = {}  # halves of exact zeros, or where a mask is false
-        self.true: dict[int, Halves] = {}  # halves where a mask is true
-        self.unread: dict[int, Halves] = {}
+        self.zero = defaultdict[int, Halves](frozenset)  # halves of exact zeros, or where a mask is false
+        self.true = defaultdict[int, Halves](frozenset)  # halves where a mask is true
         self._along: dict[int, int] = {}  # serial of a tensor that equals its coordinate along an axis -> that axis
         for t in order:
             if t.prim is IOTA:
@@ -40,8 +41,8 @@ class Triangles:
                 self._move(t)
             elif t.prim.family == "map":
                 self._compute(t)
-        if any(t.prim.name == CHOICE and self._known(t.inputs[0]) for t in order):
-            self._read(order, frozenset(roots))
+        masks = any(t.prim.name == CHOICE and self._known(t.inputs[0]) for t in order)
+        self.unread = unread_parts(order, roots, self._unread) if masks else {}
 
     def left_out(self, t: Tensor, outs: Iterable[Tensor]) -> tuple[Limit, ...]:
         """Return the limits under which the product `t`, whose kernel stores `outs`, can skip points."""
@@ -50,8 +51,8 @@ class Triangles:
         unread = [self.unread.get(x.serial, NONE) if x.shape == t.shape else NONE for x in (t, *outs)]
         for halves, row, column in (
             (unread[0].intersection(*unread[1:]), "m", "n"),
-            (self.zero.get(a.serial, NONE), "m", "k"),
-            (self.zero.get(b.serial, NONE), "k", "n"),
+            (self.zero[a.serial], "m", "k"),
+            (self.zero[b.serial], "k", "n"),
         ):
             axes = t.ndim if "k" not in (row, column) else a.ndim
             m, n = axes - 2, axes - 1
@@ -63,10 +64,10 @@ class Triangles:
 
     # halves of zeros
     def _known(self, t: Tensor) -> Halves:
-        return self.zero.get(t.serial, NONE) | self.true.get(t.serial, NONE)
+        return self.zero[t.serial] | self.true[t.serial]
 
     def _zero(self, t: Tensor, half: Half) -> bool:
-        return half in self.zero.get(t.serial, NONE) or constant(t) == 0.0
+        return half in self.zero[t.serial] or constant(t) == 0.0
 
     def _move(self, t: Tensor) -> None:
         """Find the halves of a view's result, for axes that the view keeps."""
@@ -74,9 +75,9 @@ class Triangles:
         if x.serial not in self._along and not self._known(x):
             return
         axes, whole = axes_through(t)
-        self._set(self.zero, t, moved(self.zero.get(x.serial, NONE), axes))
+        self.zero[t.serial] = moved(self.zero[x.serial], axes)
         if whole:  # otherwise zeros surround the input
-            self._set(self.true, t, moved(self.true.get(x.serial, NONE), axes))
+            self.true[t.serial] = moved(self.true[x.serial], axes)
             if self._along.get(x.serial) in axes:
                 self._along[t.serial] = axes[self._along[x.serial]]
 
@@ -85,61 +86,39 @@ class Triangles:
         if name in ("less", "less_equal"):
             a, b = (self._along.get(x.serial, -1) for x in xs)
             if a != b and a >= 0 and b >= 0:
-                self._set(self.zero, t, frozenset({(b, a)}))
-                self._set(self.true, t, frozenset({(a, b)}))
+                self.zero[t.serial] = frozenset({(b, a)})
+                self.true[t.serial] = frozenset({(a, b)})
         elif any(map(self._known, xs)):
-            zero, true = (tuple([found.get(x.serial, NONE) for x in xs]) for found in (self.zero, self.true))
+            zero, true = (tuple([found[x.serial] for x in xs]) for found in (self.zero, self.true))
             if name == CHOICE:
                 halves = NONE.union(*map(self._known, xs))
-                self._set(self.zero, t, frozenset(h for h in halves if self._chosen_zero(h, *xs)))
+                self.zero[t.serial] = frozenset(h for h in halves if self._chosen_zero(h, *xs))
             elif name in MASKS:
                 zero_rule, true_rule = MASKS[name]
-                self._set(self.zero, t, zero_rule(*zero, *true))
-                self._set(self.true, t, true_rule(*zero, *true))
+                self.zero[t.serial] = zero_rule(*zero, *true)
+                self.true[t.serial] = true_rule(*zero, *true)
             elif t.prim.passes or name == "neg":
-                self._set(self.zero, t, zero[0])
+                self.zero[t.serial] = zero[0]
             elif name in ("add", "sub"):
-                self._set(self.zero, t, zero[0] & zero[1])
+                self.zero[t.serial] = zero[0] & zero[1]
             elif name == "mul":  # unless the other factor can be infinite
                 factors = [c is not None and math.isfinite(c) for c in map(constant, xs)]
-                self._set(self.zero, t, NONE.union(*(z for z, other in zip(zero, factors[::-1]) if other)))
+                self.zero[t.serial] = NONE.union(*(z for z, other in zip(zero, factors[::-1]) if other))
 
     def _chosen_zero(self, h: Half, mask: Tensor, a: Tensor, b: Tensor) -> bool:
         """Return whether every element that `mask` chooses in the half is zero."""
-        first = h in self.zero.get(mask.serial, NONE) or self._zero(a, h)
-        return first and (h in self.true.get(mask.serial, NONE) or self._zero(b, h))
-
-    @staticmethod
-    def _set(found: dict[int, Halves], t: Tensor, halves: Halves) -> None:
-        if halves:
-            found[t.serial] = halves
+        first = h in self.zero[mask.serial] or self._zero(a, h)
+        return first and (h in self.true[mask.serial] or self._zero(b, h))
 
     # unread halves
-    def _read(self, order: Sequence[Tensor], roots: Set[int]) -> None:
-        for t in reversed(order):
-            mine = NONE if t.serial in roots else self.unread.get(t.serial, NONE)
-            self.unread[t.serial] = mine
-            family = t.prim.family
-            if family == "view":
-                x = t.inputs[0]
-                if mine:
-                    back = {e: d for d, e in axes_through(t)[0].items()}
-                    self._reads(x, moved(mine, back))
-                else:
-                    self._reads(x, NONE)
-            elif t.prim.name == CHOICE:
-                mask, a, b = t.inputs
-                self._reads(mask, mine)
-                self._reads(a, mine | self.zero.get(mask.serial, NONE))
-                self._reads(b, mine | self.true.get(mask.serial, NONE))
-            else:
-                for x in t.inputs:
-                    self._reads(x, mine if family == "map" else NONE)
-
-    def _reads(self, x: Tensor, unread: Halves) -> None:
-        """Add a reader of `x` that does not read these halves."""
-        before = self.unread.get(x.serial)
-        self.unread[x.serial] = unread if before is None else before & unread
+    def _unread(self, t: Tensor, mine: Halves) -> list[Halves]:
+        """Return the halves that `t` does not read of each of its inputs. mine: its own unread halves."""
+        if t.prim.family == "view":
+            return [moved(mine, {e: d for d, e in axes_through(t)[0].items()}) if mine else NONE]
+        if t.prim.name == CHOICE:
+            mask = t.inputs[0].serial
+            return [mine, mine | self.zero[mask], mine | self.true[mask]]
+        return [mine if t.prim.family == "map" else NONE] * len(t.inputs)
 
 
 Rule = Callable[..., Halves]
@@ -148,6 +127,24 @@ MASKS: dict[str, tuple[Rule, Rule]] = {  # halves of the operands where they are
     "logical_and": (lambda z, y, s, t: z | y, lambda z, y, s, t: s & t),
     "logical_or": (lambda z, y, s, t: z & y, lambda z, y, s, t: s | t),
 }
+
+
+Part = TypeVar("Part")
+
+
+def unread_parts(
+    order: Sequence[Tensor], roots: Iterable[int], of: Callable[[Tensor, frozenset[Part]], Sequence[frozenset[Part]]]
+) -> dict[int, frozenset[Part]]:
+    """Return the parts of each tensor that nothing reads.
+
+    roots: serials of values that others read.
+    of:    returns the parts that a node does not read of each of its inputs, given its own unread parts.
+    """
+    found = dict.fromkeys(roots, frozenset[Part]())
+    for t in reversed(order):
+        for x, parts in zip(t.inputs, of(t, found.get(t.serial, frozenset[Part]()))):
+            found[x.serial] = found[x.serial] & parts if x.serial in found else parts
+    return found
 
 
 def axes_through(t: Tensor) -> tuple[dict[int, int], bool]:
