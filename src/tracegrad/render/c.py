@@ -44,12 +44,13 @@ class Function:
     """Writes one kernel, after its products and scatters are in memory.
 
     loaded: the kernel's locals that hold results of products and scatters -> slot, and index over the outer axes.
+    whole:  the kernel of which this one computes a part, in the same C function.
     """
 
-    def __init__(self, kernel: Kernel, loaded: Mapping[str, tuple[int, Index]]) -> None:
+    def __init__(self, kernel: Kernel, loaded: Mapping[str, tuple[int, Index]], whole: Function | None = None) -> None:
         self.kernel, self.loaded = kernel, loaded
-        self.helpers: dict[str, None] = {}
-        self.form = ""  # of functions; see `in_form`
+        self.helpers: dict[str, None] = whole.helpers if whole else {}
+        self.form = whole.form if whole else ""  # of functions; see `in_form`
         self.parts = 1  # the most parts that the outermost loop can be split into, each for one thread
         self.shares: set[tuple[Axis, int]] = set()  # axes of which a part has some points, and the step of its loop
         self.outer = [a for a in kernel.outer if a.size > 1]

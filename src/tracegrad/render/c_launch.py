@@ -33,7 +33,6 @@ from tracegrad.render.c_steps import (
     Step,
     View,
 )
-from tracegrad.render.c_stored import stored_first
 from tracegrad.render.c_tiles import paired, side_by_side
 from tracegrad.render.emit import Statement
 from tracegrad.render.gathered import Lay, Operand, blas_ready, gathered, in_memory_order, neighbours_of, reach, span
@@ -46,13 +45,13 @@ def render_c(launch: BoundLaunch) -> CSource:
     steps: list[Step] = []
     functions: dict[str, str] = {}
     for x in launch.kernels:
-        for part in map(_folding, stored_first(x.kernel)):
-            f = OrderedFunction(part, {})
-            whole = any(found is not None for found in (running(part), paired(f), side_by_side(f)))
-            writer = _Writer(part if whole else unroll(part, tuning.C_UNROLLED_ROWS), x.first)
-            writer.write()
-            steps += writer.steps
-            functions |= writer.functions
+        kernel = _folding(x.kernel)
+        f = OrderedFunction(kernel, {})
+        whole = any(found is not None for found in (running(kernel), paired(f), side_by_side(f)))
+        writer = _Writer(kernel if whole else unroll(kernel, tuning.C_UNROLLED_ROWS), x.first)
+        writer.write()
+        steps += writer.steps
+        functions |= writer.functions
     return CSource(tuple(functions.values()), tuple(steps))
 
 

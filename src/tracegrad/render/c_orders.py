@@ -86,9 +86,8 @@ class OrderedFunction(Function):
 
     def apart(self, kernel: Kernel, loaded: Mapping[str, tuple[int, Index]], most: int) -> list[Statement]:
         """Return the loops of a part of this kernel, which can be split into at most `most` pieces."""
-        part = OrderedFunction(kernel, loaded)
-        part.helpers, part.form, part.most = self.helpers, self.form, most
-        part.emit = part.expressions()
+        part = OrderedFunction(kernel, loaded, self)
+        part.most, part.emit = most, part.expressions()
         lines = part.loops()
         self.parts, self.shares = max(self.parts, part.parts), self.shares | part.shares
         return lines

@@ -24,8 +24,7 @@ from tracegrad.tuning import FEW_CHOICES, FEWEST_TURNS, LANES, MOST_PIECES, MOST
 
 def points_of(f: Function, axes: Sequence[Axis], places: Sequence[Mapping[str, Index]], space: Space) -> list[str]:
     """Return the lines that compute the points of a kernel at some places, which are indices over other axes."""
-    changed = Function(*with_axes(f.kernel, f.loaded, axes, places, space))
-    changed.helpers, changed.form = f.helpers, f.form
+    changed = Function(*with_axes(f.kernel, f.loaded, axes, places, space), f)
     return changed.points(changed.expressions())
 
 
@@ -131,8 +130,8 @@ def loops_by_pieces(f: Function) -> list[Statement] | None:
     *others, last = f.outer
     loops = list[Statement]()
     for start, end in pairwise(starts):
-        part = Function(*piece_of(f.kernel, f.loaded, f.outer, len(others), start, end))
-        part.helpers, part.form, piece = f.helpers, f.form, part.kernel.outer[-1]
+        part = Function(*piece_of(f.kernel, f.loaded, f.outer, len(others), start, end), f)
+        piece = part.kernel.outer[-1]
         d = _phase(part, piece) if others and piece.size > 1 else 1
         if d > 1:
             loops += _phased(part, d)

@@ -1,8 +1,7 @@
-"""Kernels in C that store values along rows whose axis indices divide, and fold the values."""
+"""Kernels in C that store values along rows whose axis indices divide, and fold the values, too."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 
 import tracegrad as tg
-from in_c import computed, text
+from in_c import computed
 
 pytestmark = pytest.mark.usefixtures("in_c_alone")
 TAPS, EDGE = 9, 4
@@ -44,11 +43,3 @@ def test_values_and_folds(stride: int, n: int) -> None:
     z = np.where(x > 0, z[:, :, EDGE : n + EDGE], 0)
     for name, expected in {"z": z, "sum": z.sum(-1), "weighed": (z * x).sum(-1)}.items():
         np.testing.assert_allclose(found[name], expected, atol=2.0**-23 * 64 * np.sqrt(n))
-
-
-@pytest.mark.parametrize(("stride", "n"), CASES)
-def test_folds_have_vectors_of_neighbours(stride: int, n: int) -> None:
-    """They read what was stored. Otherwise a fold would divide, and choose an array for each element."""
-    found = text(of(stride), *shapes(stride, n)).split("static OPAQUE")
-    folds = next(x for x in found if "ta1" in x)
-    assert "ta1[l]" in folds and "less_" not in folds and not re.search(r"[/%] \d", folds)
