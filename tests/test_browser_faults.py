@@ -55,7 +55,8 @@ BAD_CALLS: list[tuple[str, Any, str]] = [
     ("reset", {"param": False}, "reset: false is given as param; pass {params, optimizer, seed}"),
     ("uploadParams", {"l9": 1}, "l9: unknown; known are l1.W f32[1,"),
     ("uploadParams", None, "pass values by name"),
-    ("loadCheckpoint", None, "0 bytes are too short"),
+    ("loadCheckpoint", None, "got null"),
+    ("loadCheckpoint", "./half-way.safetensors", 'await file.arrayBuffer() gives them, got "./half-way'),
 ]
 
 
@@ -64,12 +65,14 @@ def test_calls_of_steps_that_cannot_be_meant_fail_at_once(tab: Tab) -> None:
     with compiled(SINE) as train:
         tab.load(train, "many")
         code = """const x = given(a[0]);
-          const wrong = [train.runSteps(2 ** 31, x), train.runSteps(1e6 + 1, x), train.step(null)];
+          const canvas = train.step({ x: document.createElement("canvas") });
+          const wrong = [train.runSteps(2 ** 31, x), train.runSteps(1e6 + 1, x), train.step(null), canvas];
           return (await Promise.all(wrong)).map(told).map((r) => r.error);"""
-        many, one_more, nothing = tab.run(code, plain(batches(SINE, 1)[0]))
+        many, one_more, nothing, canvas = tab.run(code, plain(batches(SINE, 1)[0]))
         assert many == ["InputError", "runSteps: n must be an integer from 1 to 1000000, got 2147483648"]
         assert one_more[0] == "InputError" and "got 1000001" in one_more[1]
         assert nothing == ["InputError", "step: pass values by name, such as {x: [...]}; got null"]
+        assert canvas[0] == "InputError" and "of a canvas getImageData(...).data" in canvas[1]
 
 
 def test_rates_and_hyperparameters_out_of_range_change_nothing(tab: Tab) -> None:

@@ -38,7 +38,7 @@ export function inRoom(programs, given, what, n = 0) {
   const most = mostOf(programs);
   const sizes = given !== undefined ? sizesIn(fieldsOf(first), most, given, what, n) : mapped(room.sizes, ([, high]) => high);
   const on = programs.find(({ program: { meta } }) => Object.entries(meta.room.sizes).every(([name, [low, high]]) => low <= sizes[name] && sizes[name] <= high));
-  if (!on) throw inputError(`${what}: this page has no program for sizes of ${JSON.stringify(sizes)}; export again in Python with the largest, as in sizes=${JSON.stringify(most)}`);
+  if (!on) throw inputError(`${what}: this page has no program for sizes of ${JSON.stringify(sizes)}; export again in Python with the largest, as in sizes=${asGiven(most)}`);
   const { program } = on, { numbers = {}, specs = {}, results = {} } = program.meta.room;
   const then = following(program.meta.room, sizes);
   const own = fieldsOf(program);
@@ -52,6 +52,8 @@ export function inRoom(programs, given, what, n = 0) {
   return { on, arrays, numbers: then(numbers), cut };
 }
 
+/** Return sizes as `train.export` takes them: one number if calls choose one size. */
+const asGiven = (sizes) => JSON.stringify(Object.keys(sizes).length === 1 ? Object.values(sizes)[0] : sizes);
 const shapeAt = (f, sizes) => f.shape.map((m, d) => (f.spec.sizes[d] === null ? m : sizes[f.spec.sizes[d]]));
 
 /** Return the sizes of a call by name. */
@@ -80,7 +82,7 @@ function sizesIn(fields, most, given, what, n) {
       const label = name.replace("None at ", ""); // of a size that has no name in Python
       if (before.size !== size) problems.push(`${label} must be one size in a call: ${before.where} is ${before.size}, ${f.name} axis ${d} is ${size}`);
       else if (size < 1) problems.push(`${f.name}: it is empty; ${label} must be at least 1`);
-      else if (size > most[name]) problems.push(`${f.name}: its shape is [${shape.slice(more)}], but the largest here is ${typed({ ...f, shape: shapeAt(f, most) })}. ${label} is at most ${most[name]}: pass less, or export again in Python with a larger one in sizes=${JSON.stringify(most)}`);
+      else if (size > most[name]) problems.push(`${f.name}: its shape is [${shape.slice(more)}], but the largest here is ${typed({ ...f, shape: shapeAt(f, most) })}. ${label} is at most ${most[name]}: pass less, or export again in Python with a larger one in sizes=${asGiven(most)}`);
     }
   }
   refuse(what, problems);

@@ -6,7 +6,7 @@ const READS = { F32: Float32Array, I32: Int32Array };
 
 /** Return {tensors: Map of name to {dtype, shape, data}, metadata}. InputError for anything the format forbids. */
 export function readSafetensors(input) {
-  input ??= new Uint8Array();
+  if (typeof input?.byteLength !== "number") throw inputError(`expected the bytes of a file, as await file.arrayBuffer() gives them, got ${shown(input)}`);
   const bytes = new Uint8Array(input.buffer ?? input, input.byteOffset ?? 0, input.byteLength);
   return within("not a valid safetensors file", () => {
     const { entries, metadata, start } = headerOf(bytes);

@@ -7,8 +7,8 @@ export type TypedArray =
 /** An array that the runtime returns. The data of a `bool` array are an Int32Array of 0 and 1. */
 export interface NDArray { dtype: DType; shape: number[]; data: Float32Array | Int32Array | Uint32Array }
 /** An array that the runtime accepts. It checks values, and casts them to the input's dtype if no value changes. */
-export type ArrayLike = number | boolean | TypedArray | { data: TypedArray; shape?: number[] } | Nested;
-export interface Nested extends Array<number | boolean | Nested> {}
+export type ArrayLike = number | boolean | TypedArray | { data: TypedArray; shape?: readonly number[] } | Nested;
+export interface Nested extends ReadonlyArray<number | boolean | Nested> {}
 export type Inputs = Record<string, ArrayLike>;
 /** Hyperparameters by name. `groups` has those of groups of parameters, by the group's pattern. */
 export type Hypers = Record<string, number | Record<string, Record<string, number>>>;
@@ -38,8 +38,10 @@ export type Schedule = { start?: number | null } & (
       kind: "one_cycle"; peak: number; steps: number; pct_start: number; div_factor: number; final_div_factor: number;
       anneal: "cos" | "linear";
     });
+/** The bytes of a file, in memory of their own: also a part of a `Blob`. */
+export type Bytes = Uint8Array & { readonly buffer: ArrayBuffer };
 /** A checkpoint, and the step after which it was taken. */
-export interface Kept { bytes: Uint8Array; step: number }
+export interface Kept { bytes: Bytes; step: number }
 
 /** The result of a call that `destroy` ended, or that a newer call of `singleFlight` displaced. */
 export interface Aborted { kind: "aborted"; reason: string }
@@ -160,7 +162,7 @@ export interface RemoteTraining {
   /** Write states by name. InputError names every problem; then nothing is written. `strict`: all must be given. */
   setStates(record: Inputs, options?: { strict?: boolean }): Promise<void>;
   /** Return the bytes of a checkpoint, which `train.load` in Python reads too. */
-  saveCheckpoint(): Promise<Uint8Array>;
+  saveCheckpoint(): Promise<Bytes>;
   /** Continue from a checkpoint made here or in Python. InputError, and no change, for a file that does not fit. */
   loadCheckpoint(bytes: ArrayBuffer | Uint8Array): Promise<void>;
   /** Free the device. Calls under way, and later calls, resolve as aborted or reject with AbortedError. */
@@ -188,7 +190,7 @@ export interface LoadOptions {
 export function load(url: string, options?: LoadOptions): Promise<RemoteTraining>;
 
 /** A training without a worker, for Node with Dawn: `gpu` is the result of `create([])` of the npm package `webgpu`. */
-export class Training implements Omit<RemoteTraining, "info" | "stepCount" | "lr" | "setData" | "setLR" | "set"> {
+export class Training implements Omit<RemoteTraining, "info" | "stepCount" | "lr" | "losses" | "setData" | "setLR" | "set"> {
   static open(options: { manifest: string | object; weights?: ArrayBuffer | Uint8Array | null; data?: Examples | null;
     checks?: ArrayBuffer | Uint8Array | string | null; gpu?: unknown;
     progress?: (done: number, all: number) => void }): Promise<Training>;
@@ -220,7 +222,7 @@ export class Training implements Omit<RemoteTraining, "info" | "stepCount" | "lr
   /** Write states by name. InputError names every problem; then nothing is written. `strict`: all must be given. */
   setStates(record: Inputs, options?: { strict?: boolean }): Promise<void>;
   /** Return the bytes of a checkpoint, which `train.load` in Python reads too. */
-  saveCheckpoint(): Promise<Uint8Array>;
+  saveCheckpoint(): Promise<Bytes>;
   /** Continue from a checkpoint made here or in Python. InputError, and no change, for a file that does not fit. */
   loadCheckpoint(bytes: ArrayBuffer | Uint8Array): Promise<void>;
   /** Free the device. Calls under way, and later calls, resolve as aborted or reject with AbortedError. */

@@ -1,6 +1,6 @@
 // The page's side: a training in a worker, reached by messages; and functions that need no training.
 
-import { fault, mapped } from "./checks.js";
+import { fault, inputError, mapped } from "./checks.js";
 import { lossesOf, readManifest } from "./manifest.js";
 import { adapterName, findAdapter } from "./session.js";
 import { serve } from "./serve.js";
@@ -95,7 +95,12 @@ class Remote {
     return new Promise((resolve, reject) => {
       const id = this.next++;
       this.waiting.set(id, { resolve, reject });
-      this.worker.postMessage({ id, method, args });
+      try {
+        this.worker.postMessage({ id, method, args });
+      } catch (e) {
+        this.waiting.delete(id);
+        reject(inputError(`${method}: a worker cannot receive a value: pass numbers, nested lists, typed arrays or {data, shape}, and of a canvas getImageData(...).data. ${e.message}`));
+      }
     });
   }
 

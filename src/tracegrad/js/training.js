@@ -399,7 +399,7 @@ export class Training {
 /** Return the contents of a URL, by this method of the response. */
 export async function fetched(url, read) {
   const response = await fetch(url);
-  if (!response.ok) throw inputError(`${url.slice(url.lastIndexOf("/") + 1)}: ${response.status} ${response.statusText}`);
+  if (!response.ok) throw inputError(`${url}: ${response.status} ${response.statusText}`);
   return response[read]();
 }
 
