@@ -14,6 +14,7 @@ import pytest
 import tracegrad as tg
 from tracegrad import init, lr, nn, optim
 from tracegrad.commands import cli
+from tracegrad.errors import CallError
 
 
 class Model(tg.Module):
@@ -299,3 +300,56 @@ def test_asarray_refuses_values_that_a_dtype_cannot_hold(array: list[float], dty
 def test_modules_for_other_packages_need_no_import() -> None:
     program = "import tracegrad as tg; tg.testing.check_op(tg.extend.op(lambda x: x * 2.0), (2, 3))"
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_a_history_is_drawn_where_a_notebook_looks() -> None:
+    """Figures outside of pyplot are shown nowhere."""
+    plt = pytest.importorskip("matplotlib.pyplot")
+    plt.switch_backend("agg")
+    seen: list[str] = []
+    with compiled() as train:
+        history = train.fit([{"x": X}] * 3, progress=False, on_epoch=lambda state: seen.append(repr(state)))
+    assert seen == ["<FitState of epoch 1; read its .loss, .lr, .step, .aux, .metrics and .history>"]
+    before = plt.get_fignums()
+    axes = history.plot()
+    assert [n for n in plt.get_fignums() if n not in before] == [axes.figure.number]
+    assert history.plot(ax=axes) is axes and len(axes.lines) == 2
+    plt.close(axes.figure)
+
+
+def test_what_a_package_does_with_a_result_is_told_at_the_users_line() -> None:
+    plt = pytest.importorskip("matplotlib.figure")
+    axes = plt.Figure().subplots()
+    with compiled() as train, pytest.raises(CallError, match=r"test_conveniences\.py:\d+\n +axes\.plot") as caught:
+        axes.plot(train.step(x=X))
+    assert "site-packages" not in str(caught.value)
+
+
+def test_a_result_says_which_steps_were_skipped() -> None:
+    with compiled() as train:
+        assert train.step(x=X).skipped == 0
+        assert train.run_steps(2, x=np.stack([X, X])).skipped == 0
+
+
+def test_a_training_without_sizes_yet_counts_no_dispatches() -> None:
+    model, inputs = nn.Linear(2, 1), {"x": (None, 2)}
+    with tg.compile(model=model, loss=lambda m, x: m(x).mean(), inputs=inputs, optimizer=optim.sgd(0.1)) as train:
+        assert "dispatches" not in repr(train)
+        assert train.step(x=np.ones((3, 2))).loss is not None
+        assert "dispatches a step" in repr(train)
+
+
+def test_metrics_call_a_model_that_captures_and_patches() -> None:
+    """Loss and metrics are one program of the validation, in which each site would have its name several times."""
+
+    def predict(m: Any, x: Any) -> Any:
+        return tg.patch("out", tg.capture("out", m(x)))
+
+    x = np.linspace(-1, 1, 16, dtype=np.float32).reshape(8, 2)
+    with tg.compile(
+        model=nn.Linear(2, 1), loss=lambda m, x: predict(m, x).mean(), inputs={"x": (None, 2)}, optimizer=optim.sgd(0.1)
+    ) as train:
+        metrics = {"low": lambda m, x: predict(m, x).min(), "high": lambda m, x: predict(m, x).max()}
+        h = train.fit(x=x, validation=(x,), metrics=metrics, progress=False)
+        assert train.step(x=x).captures["out"].shape == (8, 1)
+        assert h.metrics[-1]["val_low"] <= h.metrics[-1]["val_loss"] <= h.metrics[-1]["val_high"]

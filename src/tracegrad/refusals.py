@@ -74,10 +74,10 @@ class NoNumber:
         return f"{what} is not a number or tensor: {self.instead}"
 
     def _refuse(self, *_: Any) -> Any:
-        # if NumPy called this, the user's line is the call of NumPy
+        # if NumPy or a package beside it, such as matplotlib, called this, the user's line is the call of that package
         inside = getattr(sys.modules.get("numpy"), "__file__", None)
-        site = call_site(os.path.dirname(inside) if inside else None)
-        raise CallError(located(self.refusal, site))
+        site = call_site(os.path.dirname(os.path.dirname(inside)) if inside else None)
+        raise CallError(located(self.refusal, site or call_site()))
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse
     __pow__ = __rpow__ = __matmul__ = __rmatmul__ = __neg__ = __abs__ = _refuse
@@ -125,6 +125,9 @@ class Helped:
 
         def __call__(self, *_: Any, **__: Any) -> Any:
             raise CallError.here(f"{article(type(self).__name__)} cannot be called: {self.called}")
+
+        def __getitem__(self, _: Any) -> Any:
+            raise CallError.here(f"{article(type(self).__name__)} has no items: {self.called}")
 
 
 class Value:
@@ -384,7 +387,7 @@ def shown(value: Any) -> str:
     """Return `value` as text for an error message: the type of a tensor or array, else the start of its repr."""
     if hasattr(value, "dtype") and hasattr(value, "shape") and not isinstance(value, type):
         type_ = getattr(value, "type", None)
-        if type_ is not None and not callable(type_):  # for PyTorch's tensors, `type` is a method
+        if hasattr(type_, "dtype"):  # for PyTorch's tensors, `type` is a method
             return str(type_)
         return f"an array {value.dtype}[{','.join(map(str, value.shape))}]"
     if callable(value) and hasattr(value, "__name__"):

@@ -20,7 +20,7 @@ from tracegrad.runtime import tab
 from tracegrad.runtime.process import Generation, forked_error
 
 T = TypeVar("T")
-OWN = ("loss", "aux", "captures", "losses", "step", "output", "result", "done")  # of a Pending
+OWN = ("loss", "aux", "captures", "losses", "step", "skipped", "output", "result", "done")  # of a Pending
 LOOK_SECONDS = 1.0  # between looks of a waiting thread, in case nothing wakes it
 _SETTLING = threading.RLock()  # shared: a lock of its own would be half the cost of a Pending
 if hasattr(os, "register_at_fork"):  # so that no child finds it held by a thread that it lacks
@@ -40,10 +40,10 @@ def _let_go(lock: Any) -> int:
 class Pending(NoArray, Generic[T]):
     """The future that `step` and `run` return: `result()` or `await` waits for its `Completed`, `Aborted` or `Failed`.
 
-    That of a step is a `CompletedStep`, a kind of `Completed`. The properties `loss`, `losses`, `step`, `aux`, `output`
-    and `captures` wait too, and return that part of a `Completed`. For a `Failed` they raise its `error`, and for an
-    `Aborted` they raise `tg.AbortedError`. The library warns if you never read a `Failed`. `result` does not raise
-    the error, unlike that of concurrent.futures.Future.
+    That of a step is a `CompletedStep`, a kind of `Completed`. The properties `loss`, `losses`, `step`, `skipped`,
+    `aux`, `output` and `captures` wait too, and return that part of a `Completed`. For a `Failed` they raise its
+    `error`, and for an `Aborted` they raise `tg.AbortedError`. The library warns if you never read a `Failed`. `result`
+    does not raise the error, unlike that of concurrent.futures.Future.
 
     >>> pending = train.step(x=x, y=y)    # train, x, y: as in the example of tg.compile, with a batch x, y
     >>> pending.step
@@ -125,7 +125,7 @@ class Pending(NoArray, Generic[T]):
             self._unseen.seen = True
         owner, self.owner = self.owner, None
         if owner is not None:
-            owner.waited = True
+            owner.__dict__["waited"] = True  # quicker than __setattr__, which looks at the name
         return self._result
 
     def _wait(self, timeout: float | None) -> bool:
@@ -228,6 +228,11 @@ class Pending(NoArray, Generic[T]):
         For `run_steps`, they are from the last step. Waits and raises as `loss`.
         """
         return self._of_kind("aux")
+
+    @property
+    def skipped(self) -> int:
+        """The number of steps that overflowed in half precision, and so changed nothing. Waits and raises as `loss`."""
+        return self._of_kind("skipped")
 
     @property
     def output(self) -> Any:

@@ -295,7 +295,8 @@ class CompiledTraining(Training):
     def memory(self) -> Memory:
         """Bytes on the device by role, such as "param", "state" or "temp", and their "total". Prints as a table.
 
-        Memory of forwards that `attach` made is not included. As torch.cuda.memory_summary.
+        Temporaries are those of the sizes used last, and of no size before the first call chooses one. Memory of
+        forwards that `attach` made is not included. As torch.cuda.memory_summary.
         """
         from tracegrad.introspection.explain import Memory
 
@@ -304,7 +305,9 @@ class CompiledTraining(Training):
     def __repr__(self) -> str:
         state = f"on {self.device}" if self.worker.closed is None else self.worker.closed
         program, steppers = self.program, self.store.steppers
-        size = f"{sum(f.size for f in program.params)} parameters, {len(program.dispatches)} dispatches a step"
+        size = f"{sum(f.size for f in program.params)} parameters"
+        if program.dispatches:  # none before the first call chose the sizes
+            size += f", {len(program.dispatches)} dispatches a step"
         step = ", ".join(
             [f"step {s.counter} of {name}" if name else f"step {s.counter}" for name, s in steppers.items()]
         )

@@ -13,7 +13,7 @@ from tracegrad.engine.pending import Pending
 from tracegrad.engine.results import StepResult
 from tracegrad.errors import InputError
 from tracegrad.lr import starting_at
-from tracegrad.refusals import Helped
+from tracegrad.refusals import Helped, helpful
 from tracegrad.training.training import Training
 
 
@@ -65,13 +65,18 @@ class History(Helped):
                 found.setdefault(name, []).append(x)
         return found
 
-    def plot(self) -> Any:
-        """Plot loss, aux and metrics by step, and return matplotlib's axes. Raises ImportError without matplotlib."""
+    @helpful
+    def plot(self, ax: Any = None) -> Any:
+        """Plot loss, aux and metrics by step, and return matplotlib's axes.
+
+        ax:     axes to draw on; None: those of a new figure of pyplot, which a notebook shows, and `plt.show()`.
+        Raises: ImportError without matplotlib.
+        """
         try:
-            figures: Any = import_module("matplotlib.figure")
+            plt: Any = import_module("matplotlib.pyplot")
         except ImportError:
             raise ImportError("history.plot needs matplotlib: pip install matplotlib") from None
-        axes: Any = figures.Figure().subplots()
+        axes = plt.subplots()[1] if ax is None else ax
         rows = [self.scalars(k) for k in range(len(self.loss))]
         for name in dict.fromkeys(n for row in rows for n in row):
             at = [k for k, row in enumerate(rows) if name in row]  # losses trained in turns have different names
@@ -85,6 +90,7 @@ class History(Helped):
         axes.legend()
         return axes
 
+    @helpful
     def to_frame(self) -> Any:
         """Return a pandas DataFrame with a row for each step: loss, aux, and metrics at evaluations.
 
@@ -130,6 +136,9 @@ class FitState:
     """
 
     __slots__ = ("_knobs", "_pending", "_settle", "_since", "_stop", "epoch", "metrics", "train")
+
+    def __repr__(self) -> str:
+        return f"<FitState of epoch {self.epoch}; read its .loss, .lr, .step, .aux, .metrics and .history>"
 
     def __init__(
         self, train: Training, epoch: int, pending: Pending[StepResult] | None, knobs: Knobs,

@@ -89,10 +89,17 @@ class Validation:
         def values(model: Any, **inputs: Any) -> dict[str, Any]:
             trace = require("validation")
             trace.measured = {}
-            out: Any = loss(model, **inputs, **fixed)
+
+            def called(fn: Callable[..., Any], given: Mapping[str, Any]) -> Any:
+                result = fn(model, **given)
+                trace.sites.clear()  # loss and metrics can call one model, whose sites they would name twice
+                trace.captures.clear()
+                return result
+
+            out: Any = called(loss, {**inputs, **fixed})
             value, aux = cast("tuple[Any, Any]", out if isinstance(out, tuple) else (out, {}))
             aux = cast("Mapping[str, Any]", aux if isinstance(aux, Mapping) else {})
-            more = {name: fn(model, **_given(fn, {**inputs, **fixed}, name)) for name, fn in metrics.items()}
+            more = {name: called(fn, _given(fn, {**inputs, **fixed}, name)) for name, fn in metrics.items()}
             beside = {"loss": value, **aux}
             if both := [name for name in more if name in beside]:
                 raise InputError.here(f"fit: the loss gives {both[0]!r} already; give the metric another name")
