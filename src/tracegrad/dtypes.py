@@ -10,7 +10,7 @@ from itertools import zip_longest
 from operator import index
 from typing import Any, NamedTuple, SupportsIndex, cast
 
-from tracegrad.errors import DTypeError, ShapeError, TracegradError
+from tracegrad.errors import CallError, DTypeError, ShapeError, TracegradError
 from tracegrad.refusals import shown
 
 Shape = tuple[int, ...]
@@ -49,6 +49,11 @@ class DType:
                     f"{self}[...]: a size is an integer of at least 0, None or a name such as 'B'; got {shown(n)}"
                 )
         return InputType(self, sizes)
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        """Raise CallError with a remedy: types of NumPy and JAX are functions."""
+        name = "tg.bool_" if self.name == "bool" else f"tg.{self.name}"
+        raise CallError.here(f"{name} is a type: write tg.cast(x, {name}), and for an input {name}[8, 3]")
 
     __iter__ = None  # Python would ask for self[0], self[1] and so on without an end
 
@@ -97,6 +102,10 @@ class TensorType(NamedTuple):
 
     dtype: DType
     shape: Shape
+
+    def __call__(self, *_: Any) -> Any:
+        """Raise CallError with a remedy: `type` of a tensor of PyTorch is a function."""
+        raise CallError.here(f"x.type is the type of a tensor, {self}: write tg.cast(x, tg.f32), or another dtype")
 
     @property
     def size(self) -> int:

@@ -260,10 +260,10 @@ def session_factory(device: str) -> Callable[[], Callable[[], Session]]:
     wanted = wanted_device(device)
     if wanted not in DEVICES:
         source = "device" if device != "auto" else "TRACEGRAD_DEVICE"
-        raise DeviceError.here(
-            f"{source} is {wanted!r}; it must be one of {', '.join(map(repr, DEVICES))}; "
-            "'webgpu' runs on any vendor's GPU"
-        )
+        name = getattr(wanted, "name", None)  # of an entry of `devices()`
+        hint = f"pass its name, {name!r}" if name in DEVICES else "'webgpu' runs on any vendor's GPU"
+        what = "an entry of tg.devices()" if name in DEVICES else repr(wanted)
+        raise DeviceError.here(f"{source} is {what}; it must be one of {', '.join(map(repr, DEVICES))}; {hint}")
     first, *others = RUNTIMES if wanted == "auto" else (wanted,)
     site = call_site()
 

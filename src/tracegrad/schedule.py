@@ -10,7 +10,7 @@ import numbers
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from tracegrad.errors import InputError
+from tracegrad.errors import CallError, InputError
 from tracegrad.hypers import POSITIVE, RANGES, SHARE, checked, checked_whole, kind_of
 from tracegrad.refusals import check_call
 
@@ -39,6 +39,9 @@ class Schedule(Protocol):
             if args or given:  # copies are made without arguments
                 check_call(f"lr.{kind_of(cls)}", cls.__init__, args, given, bound=1)
             return super().__new__(cls)
+
+        def __call__(self, *_: Any) -> Any:
+            raise CallError.here("a schedule is not a function: write schedule.at(step), with steps counted from 1")
 
     def value(self, s: int) -> float:
         """Return the rate at the schedule's own step `s`, which counts from 1. As calling an Optax schedule."""

@@ -1,12 +1,14 @@
 """Mistakes with states, groups of parameters, callbacks, metrics of held-out data, and weights of PyTorch."""
 
+import copy
+import pickle
 import tempfile
 from pathlib import Path
 
 import numpy as np
 
 import tracegrad as tg
-from misuse.table import MLP, SHAPES, X, Y, compiled, mse, program, shared
+from misuse.table import MLP, SHAPES, X, Y, compiled, loss, mse, program, shared, training
 from tracegrad import nn, optim
 
 
@@ -129,3 +131,79 @@ def load_of_one_loss_into_several():
 @program("Sequential: entry 0", "write nn.Sequential(*layers)")
 def layers_in_one_list():
     nn.Sequential([nn.Linear(3, 4), tg.relu, nn.Linear(4, 2)])
+
+
+@training("seed of a CompiledTraining", "train.reset(seed=...)", raises=AttributeError)
+def seed_that_is_assigned(train):
+    train.seed = 3
+
+
+@training("model of a CompiledTraining", "train.replace_model", raises=AttributeError)
+def model_that_is_assigned(train):
+    train.model = nn.Linear(3, 2)
+
+
+@training("training of a CompiledTraining", "a flag of your own", raises=AttributeError)
+def mode_that_is_assigned(train):
+    train.training = False
+
+
+@training("step of a CompiledTraining", "cannot be assigned", raises=AttributeError)
+def counter_of_steps_that_is_assigned(train):
+    train.step = 0
+
+
+@training("a History has no items", ".loss and .metrics", raises=TypeError)
+def loss_of_a_history_by_its_name(train):
+    train.fit(x=X, y=Y, batch_size=8, shuffle=False, progress=False)["loss"]
+
+
+@training("plot", "'log'", "set_yscale", raises=TypeError)
+def plot_of_a_history_with_a_logarithm(train):
+    train.fit(x=X, y=Y, batch_size=8, shuffle=False, progress=False).plot(log=True)
+
+
+@training("cannot be pickled or copied", "train.save(path)", raises=TypeError)
+def pickle_of_a_training(train):
+    pickle.dumps(train)
+
+
+@training("cannot be pickled or copied", "tg.load_forward", raises=TypeError)
+def copy_of_a_forward(train):
+    copy.deepcopy(train.attach(forward=lambda m, x: m(x), inputs={"x": (8, 3)}))
+
+
+@program("a schedule is not a function", "schedule.at(step)", raises=TypeError)
+def schedule_that_is_called():
+    tg.lr.linear(1.0, 0.0, 5)(3)
+
+
+@program("tg.f32 is a type", "tg.cast(x, tg.f32)", raises=TypeError)
+def dtype_that_is_called():
+    tg.f32(X)
+
+
+@loss("x.type", "f32[8,2]", "tg.cast", raises=TypeError)
+def type_of_a_tensor_that_is_called(m, x, y):
+    return tg.mean(m(x).type(tg.f32) - y)
+
+
+@program("argnums=0", "by position, as in f(x)")
+def gradient_by_an_argument_that_is_named():
+    tg.grad(lambda x: tg.sum(x))(x=X)
+
+
+@program("'b2'", "beta2=0.9", raises=TypeError)
+def betas_with_the_names_of_optax():
+    optim.adamw(1e-3, b2=0.9)
+
+
+@program("'mode'", "one mode", raises=TypeError)
+def mode_of_compilation():
+    tg.compile(model=nn.Linear(3, 2), mode="max-autotune")
+
+
+@program("pass its name, 'cpu'", raises=RuntimeError)
+def device_that_is_an_object():
+    model = nn.Linear(3, 2)
+    tg.compile_forward(model=model, forward=lambda m, x: m(x), inputs={"x": (8, 3)}, device=tg.devices()[0])

@@ -121,7 +121,7 @@ class CompiledForward(HasStates):
         if refusal is not None:
             return resolved(refusal, "run")
         pending: Pending[RunResult] = worker.pending("run")
-        waits, self.waited = self.waited, False
+        waits, self.__dict__["waited"] = self.waited, False
         try:
             if patches is not None and "patches" in free.types:
                 inputs, patches = {**inputs, "patches": patches}, None

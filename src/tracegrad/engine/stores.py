@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from tracegrad import safetensors
 from tracegrad.arrays import Array, handed_out
@@ -20,15 +20,16 @@ from tracegrad.engine.knobs import Knobs, Rate
 from tracegrad.engine.run_program import RunProgram
 from tracegrad.engine.stepper import Stepper
 from tracegrad.engine.worker import Worker
-from tracegrad.errors import AbortedError, InputError
+from tracegrad.errors import AbortedError, CallError, InputError, MissingNameError, call_site, located
 from tracegrad.lr import as_schedule
 from tracegrad.program import Field, Program
-from tracegrad.refusals import Helped, helpful
+from tracegrad.refusals import INNER, Helped, article, found, helpful
 from tracegrad.runtime.base import DeviceInfo, Session
 from tracegrad.runtime.memory import from_storage
 
 T = TypeVar("T")
 BY_POSITION = ("step", "run_steps")  # methods that take the name of a loss first
+NEVER_SET = ("loss", "optimizer", "training")  # attributes that trainings of other libraries have
 EMA = "ema"  # the optimizer state of the parameters' averages
 
 
@@ -298,6 +299,20 @@ class Closing(Helped):
     """A context manager: leaving the `with` block calls `close`."""
 
     close: Callable[[], None]
+
+    if not TYPE_CHECKING:
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name in NEVER_SET or (hasattr(type(self), name) and name not in INNER):
+                remedy = found(name, "settings") or "methods such as set, set_lr and reset change a training"
+                raise MissingNameError.here(f"{name} of {article(type(self).__name__)} cannot be assigned: {remedy}")
+            object.__setattr__(self, name, value)
+
+    def __reduce__(self) -> Any:
+        """Raise CallError: threads and a device cannot be copied."""
+        remedy = "train.save(path) writes a training, and train.load(path) or tg.load_forward(path, ...) reads it"
+        site = call_site(os.path.dirname(os.__file__))  # not a line of the module copy
+        raise CallError(located(f"{article(type(self).__name__)} cannot be pickled or copied: {remedy}", site))
 
     def __enter__(self) -> Self:
         return self

@@ -9,12 +9,10 @@ from tracegrad.dtypes import InputType
 from tracegrad.engine.stepper import Stepper
 from tracegrad.engine.stores import HasStates, TrainedParameters
 from tracegrad.engine.worker import Worker
-from tracegrad.errors import MissingNameError
 from tracegrad.ir.graph import Graph
 from tracegrad.kernel_source import KernelSource
 from tracegrad.lr import starting_at
 from tracegrad.program import Program
-from tracegrad.refusals import shown
 from tracegrad.runtime.base import Session
 from tracegrad.sites import SiteInfo
 
@@ -77,10 +75,6 @@ class Parts(HasStates):
             return starting_at(rate.schedule, rate.start or step).at(step)
 
         return self.store.call(read)
-
-    @lr.setter
-    def lr(self, value: object) -> None:
-        raise MissingNameError.here(f"lr cannot be assigned: write train.set_lr({shown(value)})")
 
     @property
     def output_shape(self) -> tuple[int, ...]:

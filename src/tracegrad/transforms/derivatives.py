@@ -241,7 +241,7 @@ def _of_chosen(
     if bad:
         raise TraceError.here(
             f"{who}: argnums={argnums!r} is out of range; {_name(fn)} got {len(args)} by position, and "
-            f"{valid(len(args), len(args))}"
+            f"{valid(len(args), len(args))}{'' if args else '; pass what argnums counts by position, as in f(x)'}"
         )
     at = [k % len(args) for k in numbers]
     if len(set(at)) != len(at):
