@@ -133,7 +133,7 @@ def layers_in_one_list():
     nn.Sequential([nn.Linear(3, 4), tg.relu, nn.Linear(4, 2)])
 
 
-@training("seed of a CompiledTraining", "train.reset(seed=...)", raises=AttributeError)
+@training("seed of a CompiledTraining", "train.reset(seed=3)", raises=AttributeError)
 def seed_that_is_assigned(train):
     train.seed = 3
 

@@ -23,7 +23,7 @@ from tracegrad.engine.worker import Worker
 from tracegrad.errors import AbortedError, CallError, InputError, MissingNameError, call_site, located
 from tracegrad.lr import as_schedule
 from tracegrad.program import Field, Program
-from tracegrad.refusals import INNER, Helped, article, found, helpful
+from tracegrad.refusals import INNER, Helped, article, found, helpful, shown
 from tracegrad.runtime.base import DeviceInfo, Session
 from tracegrad.runtime.memory import from_storage
 
@@ -304,12 +304,12 @@ class Closing(Helped):
 
         def __setattr__(self, name: str, value: Any) -> None:
             if name in NEVER_SET or (hasattr(type(self), name) and name not in INNER):
-                remedy = found(name, "settings") or "methods such as set, set_lr and reset change a training"
-                raise MissingNameError.here(f"{name} of {article(type(self).__name__)} cannot be assigned: {remedy}")
+                remedy = found(name, "settings") or "methods such as set, set_lr and reset change it"
+                what = f"{name} of {article(type(self).__name__)} cannot be assigned"
+                raise MissingNameError.here(f"{what}: {remedy.replace('{}', shown(value))}")
             object.__setattr__(self, name, value)
 
     def __reduce__(self) -> Any:
-        """Raise CallError: threads and a device cannot be copied."""
         remedy = "train.save(path) writes a training, and train.load(path) or tg.load_forward(path, ...) reads it"
         site = call_site(os.path.dirname(os.__file__))  # not a line of the module copy
         raise CallError(located(f"{article(type(self).__name__)} cannot be pickled or copied: {remedy}", site))
