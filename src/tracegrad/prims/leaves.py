@@ -216,9 +216,11 @@ def _packed(flat: list[Any], shape: Shape, dtype: DType | None) -> Tensor:
 
 def fitting(value: Any, dtype: DType) -> bool | int | float:
     """Return a Python number as a value of `dtype`. Raises: DTypeError if the number would change."""
+    chosen = hasattr(value, "as_float")  # a number that follows from sizes of calls must not become a plain one
     if dtype.is_float:
-        # a size that calls choose must not become a plain int
-        return value.as_float() if hasattr(value, "as_float") else float(value)
+        return value.as_float() if chosen else float(value)
+    if dtype.is_int and chosen and isinstance(value, int) and LOW[dtype.name] <= value <= HIGH[dtype.name]:
+        return value
     if dtype.is_int and float(value).is_integer() and LOW[dtype.name] <= value <= HIGH[dtype.name]:
         return int(value)
     if dtype.name == "bool" and value in (0, 1):
