@@ -110,6 +110,7 @@ def test_branches_that_compute_the_same_are_served(scale: Any) -> None:
 OTHER = {
     "a limit": (lambda n, t: 1 / max(t, 4), (2, 2)),
     "one size": (lambda n, t: 2 if (n, t) == (4, 6) else 1, (4, 6)),
+    "the size below the room": (lambda n, t: 2 if (n, t) == (5, 8) else 1, (5, 8)),
     "the last of three branches": (lambda n, t: t if t > 6 else t + 0 if t > 3 else t * 3, (2, 2)),
     "one size of a branch": (lambda n, t: t if t > 4 else t * (t + 1) / 4, (2, 2)),
     "a division by zero": (lambda n, t: 1 / (t - 7), (2, 7)),
