@@ -340,7 +340,7 @@ def test_outputs_and_inputs_are_the_callers_alone(forward: tg.CompiledForward, h
 
 def program_of(f: tg.CompiledForward) -> Any:
     found: Any = f
-    return found._programs.latest
+    return found._programs.current.latest
 
 
 def test_a_run_that_is_handed_over_after_all_has_inputs_of_its_own(

@@ -291,7 +291,7 @@ def compared(seed: int, device: str, exact: bool = True) -> tuple[int, list[str]
         for n, t in SIZES:
             x = np.random.default_rng(n * 100 + t).standard_normal((n, t, D)).astype(np.float32)
             given = made.run(x=x).result()
-            served += bool(programs_of(made).latest.base)
+            served += bool(programs_of(made).current.latest.base)
             runs = programs_of(made).runs - 1  # for the same random numbers
             with on_numpy():
                 differ = differing(given, of_one_size(seed, x, "cpu", runs))

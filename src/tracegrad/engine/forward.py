@@ -179,7 +179,7 @@ class CompiledForward(HasStates):
         program, _ = self._looked_at(merge(mapping, inputs, "explain"), "explain")
         from tracegrad.introspection.explain import explained
 
-        return explained(program.built, self.store.worker.info, self._programs.note, verbose)
+        return explained(program.built, self.store.worker.info, self._programs.sized.note, verbose)
 
     @helpful
     def why(self, name_or_node: str | Tensor, mapping: Given = None, /, **inputs: Any) -> Why:
@@ -263,7 +263,7 @@ class CompiledForward(HasStates):
 
         If calls choose several sizes, an entry is a dict such as {"B": 4, "T": 16}. If they choose none, it is None.
         """
-        return [as_read(sizes) for sizes in self._programs.sizes]
+        return [as_read(sizes) for sizes in self._programs.sized.kept]
 
     @helpful
     def close(self) -> None:
@@ -292,7 +292,7 @@ class CompiledForward(HasStates):
         If calls choose sizes, the types have the sizes of the last run; before the first run, the sizes are 1.
         """
         with self.store.worker.own(self._lock):
-            latest = self._programs.latest
+            latest = self._programs.current.latest
         if latest is not None:
             return latest.built.sites
         programs = self._programs
@@ -319,7 +319,7 @@ class CompiledForward(HasStates):
         if self.closed:
             raise AbortedError.here(f"this CompiledForward is {self.closed}; use it before close()")
         with self.store.worker.own(self._lock):
-            kept = self._programs.sizes
+            kept = list(self._programs.sized.kept)
             sizes, given = (kept[-1], values) if kept and not values else sizes_of(self._programs.free, values, what)
             program = self._programs.of(sizes)
             return program, given_or_blank(program.inputs, given, what)

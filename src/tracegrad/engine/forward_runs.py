@@ -35,33 +35,18 @@ class ForwardPrograms:
         self.runs = 0
         self.copies = CopyPool()
         self._capacity = capacity
-        self._sized = self._none()
+        self.sized = self._none()  # of the model that ran last
 
     def _none(self) -> SizedPrograms:
         # The first size has a program of its own, because most forwards see no other.
         return SizedPrograms(self.free, self._capacity, own=1, version=self.store.version)
 
     @property
-    def _current(self) -> SizedPrograms:
+    def current(self) -> SizedPrograms:
         """The programs of the current model. Those of an earlier model ended when its session was closed."""
-        if self._sized.version is not self.store.version:
-            self._sized = self._none()
-        return self._sized
-
-    @property
-    def sizes(self) -> list[Sizes]:
-        """Return the sizes whose programs are kept."""
-        return list(self._sized.kept)
-
-    @property
-    def latest(self) -> RunProgram | None:
-        """Return the program used last, if its model is still current."""
-        return self._current.latest
-
-    @property
-    def note(self) -> str:
-        """Return why each size has a program of its own; "" if one can serve many."""
-        return self._sized.note
+        if self.sized.version is not self.store.version:
+            self.sized = self._none()
+        return self.sized
 
     def now(self) -> ForwardSource:
         """Return the source with the current model."""
@@ -73,14 +58,14 @@ class ForwardPrograms:
 
     def of(self, sizes: Sizes) -> RunProgram:
         """Return the program for some sizes. Build it if needed, and drop the least recently used ones."""
-        program, dropped = self._current.of(sizes, self.now, lambda: self.store.worker.info)
+        program, dropped = self.current.of(sizes, self.now, lambda: self.store.worker.info)
         program.commits = bool(program.built.graph.writes)
         self.store.drop(dropped)
         return program
 
     def with_patches(self, program: RunProgram) -> RunProgram:
         """Return the program with patch sites that belongs to `program`."""
-        patched, dropped = self._current.patched(program, self.now())
+        patched, dropped = self.current.patched(program, self.now())
         self.store.drop(dropped)
         return patched
 
@@ -99,7 +84,7 @@ class ForwardPrograms:
 
     def close(self, unload: bool) -> None:
         """Drop all programs. unload: free them on the device too, after the runs queued so far."""
-        dropped = self._sized.drop()
+        dropped = self.sized.drop()
         self.copies.clear()
         if unload:
             self.store.drop(dropped)
