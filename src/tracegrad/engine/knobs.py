@@ -37,6 +37,10 @@ class Rate:
             self.begun = self.start, schedules.starting_at(self.schedule, self.start)
         return self.begun[1].at(step)
 
+    def now(self, step: int) -> float:
+        """Return the rate at `step` without setting the start, which is `step` if no step has begun."""
+        return schedules.starting_at(self.schedule, self.start or step).at(step)
+
 
 @dataclass(slots=True, eq=False)
 class _Arrays:

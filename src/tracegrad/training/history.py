@@ -12,7 +12,6 @@ from tracegrad.engine.knobs import Knobs
 from tracegrad.engine.pending import Pending
 from tracegrad.engine.results import StepResult
 from tracegrad.errors import InputError
-from tracegrad.lr import starting_at
 from tracegrad.refusals import Helped, helpful
 from tracegrad.training.training import Training
 
@@ -172,8 +171,7 @@ class FitState:
     @property
     def lr(self) -> float:
         """The learning rate of the step."""
-        step, rate = self.step, self._knobs.rate
-        return starting_at(rate.schedule, rate.start or step).at(step)
+        return self._knobs.rate.now(self.step)
 
     @property
     def means(self) -> dict[str, float]:

@@ -6,14 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tracegrad.dtypes import InputType
-from tracegrad.engine.stepper import Stepper
 from tracegrad.engine.stores import HasStates, TrainedParameters
 from tracegrad.engine.worker import Worker
 from tracegrad.ir.graph import Graph
 from tracegrad.kernel_source import KernelSource
-from tracegrad.lr import starting_at
 from tracegrad.program import Program
-from tracegrad.runtime.base import Session
 from tracegrad.sites import SiteInfo
 
 
@@ -69,12 +66,7 @@ class Parts(HasStates):
     @property
     def lr(self) -> float:
         """The learning rate that the schedule gives the next step."""
-
-        def read(session: Session, stepper: Stepper) -> float:
-            step, rate = stepper.counter + 1, stepper.knobs.rate
-            return starting_at(rate.schedule, rate.start or step).at(step)
-
-        return self.store.call(read)
+        return self.store.call(lambda session, stepper: stepper.knobs.rate.now(stepper.counter + 1))
 
     @property
     def output_shape(self) -> tuple[int, ...]:
