@@ -271,10 +271,7 @@ class CpuSession:
 
     def run(self, handle: int, inputs: Sequence[Mapping[str, Any]]) -> Done:
         """Compute the runs now."""
-        done = Done()
-        for given in inputs:
-            done.append(self._run(handle, given))
-        return done
+        return Done([self._run(handle, given) for given in inputs])
 
     def _run(self, handle: int, inputs: Mapping[str, Any]) -> dict[str, Any]:
         check_open(self._closed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -121,7 +122,7 @@ class Layout:
         """Return the sharding of an input: axis 0 over "data". Raise DeviceError if it cannot be split equally."""
         n = self.mesh.shape.get(DATA, 1)
         if not field.shape or n == 1:
-            return jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec())
+            return self.whole()
         if field.shape[0] % n:
             raise DeviceError(
                 f"input {field.name!r} is {field.type}: its axis 0 must be a multiple of {n}, the size of the mesh's "
@@ -171,10 +172,7 @@ class Layout:
             unknown = [a for a in names if a not in self.mesh.shape]
             if unknown:
                 raise InputError(f"layout: the mesh has no axis {unknown[0]!r}; it has {_shown(self.mesh)}")
-            n = 1
-            for a in names:
-                n *= self.mesh.shape[a]
-            if size % n:
+            if size % (n := math.prod(self.mesh.shape[a] for a in names)):
                 raise InputError(f"layout: {spec} splits an axis of {part.name}, {part.field.type}, into {n} parts: "
                                  f"{size} is not a multiple of {n}")  # fmt: skip
 

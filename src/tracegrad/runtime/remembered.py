@@ -39,39 +39,31 @@ Rows = list[dict[str, Any]]
 
 def take() -> Rows | None:
     """Return the rows from a child if nothing has changed since; they are deleted until `keep` is called."""
-    path = _path()
-    if path is None:
-        return None
-    try:
-        with contextlib.suppress(FileNotFoundError):
-            if not is_own(path):
-                return None
+    # unusable contents are ignored, so a child is asked
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+        path = _path()
+        if is_own(path):
             text = path.read_text(encoding="utf-8")
             path.unlink()
             return cast("Rows", json.loads(text)["rows"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        pass  # the contents are unusable, so a child is asked
     return None
 
 
 def keep(rows: Rows) -> None:
     """Store the rows if there is a place to store them."""
-    path = _path()
-    if path is None:
-        return
     with contextlib.suppress(OSError):
-        put(path, json.dumps({"rows": rows}).encode())
+        put(_path(), json.dumps({"rows": rows}).encode())
 
 
-def _path() -> Path | None:
-    """Return the file of the rows: one for each set of circumstances, so a machine with two environments keeps both."""
+def _path() -> Path:
+    """Return the file of the rows: one for each set of circumstances, so a machine with two environments keeps both.
+
+    Raises OSError where no rows are kept.
+    """
     if os.name != "posix" or sys.platform == "emscripten" or os.environ.get(VARIABLE, "") == "always":
-        return None
+        raise FileNotFoundError("rows are not kept here")
     digest = key_of(json.dumps(circumstances()))
-    try:
-        return cache_folder() / f"adapters-{digest}.json"
-    except OSError:
-        return None
+    return cache_folder() / f"adapters-{digest}.json"
 
 
 def circumstances() -> list[Any]:
