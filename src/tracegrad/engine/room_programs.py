@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from tracegrad.compiler.build import ProgramSource, at_sizes
@@ -67,36 +67,48 @@ class RoomPrograms:
         """
         dropped: list[RunProgram] = []
         for key in self._choices(sizes, seen, runs, device):
-            kind = _kind(key)
-            if kind in self.refused:
-                continue
             at = [n for (_, n), k in zip(sizes, key) if k >= 0]
-            others = tuple([n for (_, n), k in zip(sizes, key) if k])
-            room = self._kept.get(key)
-            if (room is None or not room.rooms.fits(at)) and (key, others) not in self._failed:
-                try:
-                    made = built(source, sizes, seen, key, room and room.rooms, device.gpu)
-                except UnsizedError as e:
-                    self._failed.add((key, others))
-                    failures = sum(_kind(k) == kind for k, _ in self._failed)
-                    # the largest call so far can be as long as a table: then a room that is smaller by 1 serves others
-                    most = any(k > 0 and n == max(dict(s)[name] for s in seen) for (name, n), k in zip(sizes, key))
-                    if kind not in self._works and (not most or failures >= MOST_FAILED):
-                        self.refused[kind] = str(e)
-                        continue
-                else:
-                    self._works.add(kind)
-                    dropped += [self._kept.pop(key).base] if room else []
-                    dropped += [self._kept.popitem(last=False)[1].base] if len(self._kept) >= self.capacity else []
-                    room = self._kept[key] = Room(made, RunProgram(made.built, version=self.version))
-            if room is None or not room.rooms.fits(at):
+            if not self._fits(key, at) and _kind(key) not in self.refused:
+                dropped += self._build(key, source, sizes, seen, device.gpu)
+            if _kind(key) in self.refused:
+                continue
+            if not self._fits(key, at):
                 wide = MOST_WASTE * _elements(key)
-                larger = [k for k in self._larger(key) if _elements(k) <= wide and self._kept[k].rooms.fits(at)]
+                larger = [k for k in self._larger(key) if _elements(k) <= wide and self._fits(k, at)]
                 key = min(larger, key=_elements, default=None)
             if key is not None:
                 room = self._kept[key] = self._kept.pop(key)
                 return room.at(at, source, sizes), dropped
         return None, dropped
+
+    def _fits(self, key: Key, at: Sequence[int]) -> bool:
+        """Return whether a kept room serves these sizes."""
+        return key in self._kept and self._kept[key].rooms.fits(at)
+
+    def _build(self, key: Key, source: ProgramSource, sizes: Sizes, seen: set[Sizes], gpu: bool) -> list[RunProgram]:
+        """Build the room of a key, unless this failed for the same sizes before. Return the programs dropped for it.
+
+        After a failure no more rooms of its kind are built, unless one was, or a size of the call is the largest so far.
+        """
+        kind, room = _kind(key), self._kept.get(key)
+        tried = key, tuple([n for (_, n), k in zip(sizes, key) if k])
+        if tried in self._failed:
+            return []
+        try:
+            made = built(source, sizes, seen, key, room and room.rooms, gpu)
+        except UnsizedError as e:
+            self._failed.add(tried)
+            failures = sum(_kind(k) == kind for k, _ in self._failed)
+            # the largest call so far can be as long as a table: then a room that is smaller by 1 serves others
+            most = any(k > 0 and n == max(dict(s)[name] for s in seen) for (name, n), k in zip(sizes, key))
+            if kind not in self._works and (not most or failures >= MOST_FAILED):
+                self.refused[kind] = str(e)
+            return []
+        self._works.add(kind)
+        dropped = [self._kept.pop(key).base] if room else []
+        dropped += [self._kept.popitem(last=False)[1].base] if len(self._kept) >= self.capacity else []
+        self._kept[key] = Room(made, RunProgram(made.built, version=self.version))
+        return dropped
 
     def _choices(self, sizes: Sizes, seen: set[Sizes], runs: int, device: DeviceInfo) -> Iterator[Key]:
         """Yield rooms in the order of trials.
@@ -184,6 +196,23 @@ def _fitting(seen: Iterable[Sizes], key: Key) -> list[Sizes]:
     return [sizes for sizes in seen if all(k >= 0 or n == -k for (_, n), k in zip(sizes, key))]
 
 
+def _tried(room: dict[str, int], largest: Mapping[str, int]) -> list[dict[str, int]]:
+    """Return the rooms to try, the best first. largest: sizes so far that the first room holds."""
+    fine = {name: min(room_for(n, FINE_ROOMS), room[name]) for name, n in largest.items()}
+    # at full size, a slice can be a whole table: another graph
+    less, least = ({name: n - 1 for name, n in most.items()} for most in (room, largest))
+    return [room, less, fine, dict(largest), least]
+
+
+def _most(largest: int, sizes: int, before: int | None) -> int:
+    """Return the capacity for the size without padding.
+
+    largest: of this size so far. sizes: how many sizes vary. before: the capacity of the room to replace.
+    """
+    most = 5 * room_for(largest, 1) // 4 if sizes > 1 else largest  # not a power of two, where plans change
+    return most if before is None else max(before * (2 if largest > before else 1), most)
+
+
 def built(
     source: ProgramSource, sizes: Sizes, seen: Iterable[Sizes], key: Key, before: Rooms | None, gpu: bool
 ) -> Rooms:
@@ -204,17 +233,9 @@ def built(
 
     found = [dict(s) for s in _fitting(seen, key)]
     largest = {name: max(s[name] for s in found if s[name] <= n or name == exact) for name, n in room.items()}
-    fine = {name: min(room_for(n, FINE_ROOMS), room[name]) for name, n in largest.items()}
-    # at full size, a slice can be a whole table: another graph
-    less, least = ({name: n - 1 for name, n in most.items()} for most in (room, largest))
-    rooms = [room, less, fine, largest, least]
+    rooms = _tried(room, largest)
     if exact is not None:
-        most = largest[exact]
-        if len(room) > 1:
-            most = 5 * room_for(most, 1) // 4  # not a power of two, where plans change
-        if before is not None:
-            most = max(before.room[exact] * (2 if largest[exact] > before.room[exact] else 1), most)
-        rooms = [{**r, exact: most} for r in rooms]
+        rooms = [{**r, exact: _most(largest[exact], len(room), before and before.room[exact])} for r in rooms]
     now, why = dict(sizes), UnsizedError("no room was tried")
     for k, r in enumerate(rooms):
         if r not in rooms[:k] and all(now[name] <= n for name, n in r.items()):
