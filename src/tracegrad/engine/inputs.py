@@ -342,14 +342,8 @@ def _sizes(free: FreeSizes, given: Mapping[str, Any], what: str, split: bool) ->
     """Do the work of `sizes_of` for shapes that no call had before."""
     found = {name: [(n, d, _size(free, given, n, d, split)) for n, d in axes] for name, axes in free.axes.items()}
     known = {name: {size for _, _, size in sizes if size is not None} for name, sizes in found.items()}
-    for name, sizes in known.items():
-        if len(sizes) > 1:
-            shown = ", ".join(f"{n} axis {d} is {size}" for n, d, size in found[name] if size is not None)
-            which = f"dimensions named {name!r}" if name.isidentifier() else "None dimensions"
-            raise InputError.here(f"{what}: all {which} of a call must have equal sizes: {shown}")
-        if 0 in sizes:
-            which = repr(name) if name.isidentifier() else "a None dimension"
-            raise InputError.here(f"{what}: an input is empty; {which} must be at least 1")
+    for name, sizes in found.items():
+        _check_equal(name, [(n, d, size) for n, d, size in sizes if size is not None], what)
     if all(None not in [size for _, _, size in sizes] for sizes in found.values()):
         return tuple((name, sizes.pop()) for name, sizes in known.items())
     shapes = {n: list(t.shape) for n, t in free.types.items()}
@@ -358,6 +352,18 @@ def _sizes(free: FreeSizes, given: Mapping[str, Any], what: str, split: bool) ->
     fields = [Field(n, 0, 0, t.dtype.name, cast("tuple[int, ...]", (*shapes[n],))) for n, t in free.types.items()]
     check_inputs(fields, given, what)
     raise AssertionError("an input without the declared rank passed the check")
+
+
+def _check_equal(name: str, sizes: Sequence[tuple[str, int, int]], what: str) -> None:
+    """Raise InputError unless all sizes of a name, each with its input and axis, are equal and at least 1."""
+    found = {size for _, _, size in sizes}
+    if len(found) > 1:
+        shown = ", ".join(f"{n} axis {d} is {size}" for n, d, size in sizes)
+        which = f"dimensions named {name!r}" if name.isidentifier() else "None dimensions"
+        raise InputError.here(f"{what}: all {which} of a call must have equal sizes: {shown}")
+    if 0 in found:
+        which = repr(name) if name.isidentifier() else "a None dimension"
+        raise InputError.here(f"{what}: an input is empty; {which} must be at least 1")
 
 
 def _size(free: FreeSizes, given: Mapping[str, Any], name: str, axis: int, split: bool) -> int | None:

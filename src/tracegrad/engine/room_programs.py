@@ -88,7 +88,7 @@ class RoomPrograms:
     def _build(self, key: Key, source: ProgramSource, sizes: Sizes, seen: set[Sizes], gpu: bool) -> list[RunProgram]:
         """Build the room of a key, unless this failed for the same sizes before. Return the programs dropped for it.
 
-        After a failure no more rooms of its kind are built, unless one was, or a size of the call is the largest so far.
+        After a failure no more rooms of its kind are built, unless one works, or a size of the call is the largest yet.
         """
         kind, room = _kind(key), self._kept.get(key)
         tried = key, tuple([n for (_, n), k in zip(sizes, key) if k])

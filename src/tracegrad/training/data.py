@@ -80,13 +80,7 @@ def rows(
     given: Mapping[str, Any], types: Mapping[str, Any], batch_size: int | None, key: tuple[int, int] | None
 ) -> Rows:
     """Make `Rows` of whole arrays by input name. Raises InputError for wrong names, lengths or batch sizes."""
-    missing, unknown = [n for n in types if n not in given], [str(n) for n in given if n not in types]
-    if missing or unknown:
-        said = f"there is no array for {missing[0]!r}" if missing else f"{unknown[0]!r} is not one of them"
-        raise InputError.here(
-            f"fit: the inputs are {', '.join(types)}; {said}. Pass an array for each, such as "
-            f"{{{', '.join(f'{n!r}: ...' for n in types)}}}, or columns of a data frame, x=frame[columns]"
-        )
+    _check_names(given, types)
     arrays = {name: _array(name, given[name], types[name]) for name in types}
     lengths = {name: len(x) if x.ndim else 0 for name, x in arrays.items()}
     if len(set(lengths.values())) != 1 or 0 in lengths.values():
@@ -100,6 +94,16 @@ def rows(
     if fixed and batch_size not in (None, size):
         raise InputError.here(f"fit: batch_size is {batch_size}, inputs= has {size}; write None there for any size")
     return Rows(arrays, size if fixed else batch_size or DEFAULT, fixed, key).checked()
+
+
+def _check_names(given: Mapping[str, Any], types: Mapping[str, Any]) -> None:
+    missing, unknown = [n for n in types if n not in given], [str(n) for n in given if n not in types]
+    if missing or unknown:
+        said = f"there is no array for {missing[0]!r}" if missing else f"{unknown[0]!r} is not one of them"
+        raise InputError.here(
+            f"fit: the inputs are {', '.join(types)}; {said}. Pass an array for each, such as "
+            f"{{{', '.join(f'{n!r}: ...' for n in types)}}}, or columns of a data frame, x=frame[columns]"
+        )
 
 
 def _array(name: str, value: Any, t: Any) -> Any:
@@ -267,6 +271,14 @@ class Position:
         place = {"epoch": self.epoch, "batch": self.done, "key": self.key, "size": self.size}
         sums = self.sums()
         return json.dumps(place | ({"told": True} if self.told else {}) | ({"sums": sums} if sums else {}))
+
+    def check_size(self, size: list[int] | None, path: Any) -> None:
+        """Raise InputError if the data have another size than those of the run that wrote the checkpoint `path`."""
+        if size != self.size or (size is not None and self.done > size[-1]):
+            said = f"examples and batches were {self.size}, and are {size}"
+            raise InputError.here(
+                f"fit: {path} was saved with other data: {said}; to go on with new data, use train.load(path)"
+            )
 
     @staticmethod
     def read(path: Any) -> Position:

@@ -71,11 +71,7 @@ def fit(train: Training, data: Any, x: Any, y: Any, options: Options) -> History
     source, held = sources(train.input_types, data, x, y, options.batch_size, shuffled, options.validation)
     size = size_of(source)
     if resume is not None:
-        if size != where.size or (size is not None and where.done > size[-1]):
-            said = f"examples and batches were {where.size}, and are {size}"
-            raise InputError.here(
-                f"fit: {resume} was saved with other data: {said}; to go on with new data, use train.load(path)"
-            )
+        where.check_size(size, resume)
         train.load(resume)
     where.size, where.first = size, _steps(train) - where.done
     validate = Validation(train, held, options.metrics or {}) if held is not None else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from inspect import signature
 from typing import Any, cast
 
@@ -51,14 +51,8 @@ class Validation:
                 output = cast("Mapping[Any, Any]", self._forward(given).run(given).output)
                 for name, (_, parts) in self._joined.items():
                     noted.setdefault(name, []).append([output[name, k] for k in range(parts)])
-                for name, value in output.items():
-                    if isinstance(name, str) and np.asarray(value).ndim == 0:
-                        total[name] = total.get(name, 0.0) + n * float(value)
-                    elif name in self.metrics:
-                        shape = list(np.asarray(value).shape)
-                        raise InputError.here(
-                            f"fit: the metric {name!r} must be one number, got {shape}; take its mean"
-                        )
+                for name, value in self._scalars(output):
+                    total[name] = total.get(name, 0.0) + n * value
                 count += n
         finally:
             if before:
@@ -70,6 +64,15 @@ class Validation:
         found: dict[str, Any] = {name: value / count for name, value in total.items()}
         found |= {name: JOINED[self._joined[name][0]](parts) for name, parts in noted.items()}
         return {f"val_{name}": found[name] for name in self._order if name in found}
+
+    def _scalars(self, output: Mapping[Any, Any]) -> Iterator[tuple[str, float]]:
+        """Yield the outputs that are one number. Raises InputError for a metric that is not."""
+        for name, value in output.items():
+            if isinstance(name, str) and np.asarray(value).ndim == 0:
+                yield name, float(value)
+            elif name in self.metrics:
+                shape = list(np.asarray(value).shape)
+                raise InputError.here(f"fit: the metric {name!r} must be one number, got {shape}; take its mean")
 
     def _forward(self, given: Mapping[str, Any]) -> CompiledForward:
         """Return the forward compiled for the sizes of `given`. A smaller last batch has a program of its own."""
