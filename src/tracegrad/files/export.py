@@ -76,15 +76,14 @@ def export(
     fields = {f.name: f for first, *_ in steps for f in first.program.inputs if not f.name.startswith(PREFIX)}
     rows = checked_data(list(fields.values()), contents.data or {})
     forwards = {name: forwards_of(name, f, layout, sizes) for name, f in attached.items()}
-    demos = {name: demo_of(b, rows) for name, b in forwards.items()}
     manifest: dict[str, Any] = {
         "version": VERSION,
         "title": contents.title,
         "seed": snapshots[0].seed,
-        "forwards": demos,
+        "forwards": {name: demo_of(b, rows) for name, b in forwards.items()},
+        "labels": list(map(str, contents.labels or ())),
+        "vocabulary": list(map(str, contents.vocabulary or ())),
     }
-    manifest["labels"] = [str(x) for x in contents.labels or ()]
-    manifest["vocabulary"] = [str(x) for x in contents.vocabulary or ()]
     own, checked = losses_of(snapshots, steps, rows)
     manifest |= {"losses": own[1:], "schedule": list(contents.schedule), **own[0]}
     for name, b in forwards.items():
