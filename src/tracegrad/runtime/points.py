@@ -90,24 +90,28 @@ def _together(kernel: Kernel, group: Callable[[Array], Array], first: Array) -> 
 
 def _sides(kernel: Kernel, candidates: Array) -> Array:
     """Return a number for each candidate: equal ones if all guards and comparisons of coordinates come out alike."""
-    free = {a.name for a in kernel.outer}
-    static: set[Value] = set()  # values that depend on coordinates of outer points alone
-    tests: list[Guard | Value] = []
-    for v in walk([s.value for s in kernel.body]):
-        if v.op == "inside":
-            tests += [g for g in v.arg if _is_static(g.index, free)]
-        elif v.op not in ("load", "local") and all(x in static for x in v.args):
-            if v.op != "index" or _is_static(v.arg, free):
-                static.add(v)
-            if v.op == "map" and v.dtype.name == "bool":
-                tests.append(v)
+    tests = dict.fromkeys(_static_tests(kernel))
     if not tests:
         return np.zeros(len(candidates), np.int64)
     at = Points(kernel, unread, candidates, np.float64)
     number = np.zeros((len(candidates), 1), np.int64)
-    for test in dict.fromkeys(tests):
+    for test in tests:
         number = (2 * number + (at.holds(test) if isinstance(test, Guard) else at.value(test))) % (2**31 - 1)
     return np.broadcast_to(number, (len(candidates), 1)).reshape(-1)
+
+
+def _static_tests(kernel: Kernel) -> Iterator[Guard | Value]:
+    """Yield the guards and comparisons that depend on coordinates of outer points alone."""
+    free = {a.name for a in kernel.outer}
+    static: set[Value] = set()  # such values
+    for v in walk([s.value for s in kernel.body]):
+        if v.op == "inside":
+            yield from (g for g in v.arg if _is_static(g.index, free))
+        elif v.op not in ("load", "local") and all(x in static for x in v.args):
+            if v.op != "index" or _is_static(v.arg, free):
+                static.add(v)
+            if v.op == "map" and v.dtype.name == "bool":
+                yield v
 
 
 def _is_exact(v: Value) -> bool:

@@ -193,18 +193,25 @@ def _ties(form: Kernel, outer: Array, places: Sequence[tuple[Name, int]]) -> Ite
         return
     at = Points(form, unread, outer, np.float64)
     for v in compared:
-        operands = [x.args[0] if x.op == "inside" else x for x in v.args]
-        loads = [x for x in walk(operands) if _is_static_load(x, form) and (x in operands or x.dtype is i32)]
-        others: list[Any] = [x.arg for x in operands if x.op == "const"]
-        others += [at.index(x.arg) for x in operands if x.op == "index" and x.arg.linear]
-        for load in loads if len(loads + others) == 2 and operands[0].dtype.name != "bool" else ():
+        for load, other in _matched(v, at):
             slot, shape = int(load.arg[0]), (outer.size, at.row.size)
             (name, offset), size = places[slot], form.slots[slot].size
-            elements, equal = (np.broadcast_to(x, shape).reshape(-1) for x in [at.index(load.arg[1]), *others, TIE][:2])
+            elements, equal = (np.broadcast_to(x, shape).reshape(-1) for x in (at.index(load.arg[1]), other))
             if size >= FEWEST and elements.size >= FEWEST and elements[0] != elements[-1]:
                 some = slice(elements.size // 5, None, shape[1] * max(1, shape[0] // TIED) + 1)
                 tied = zip(elements[some].tolist(), equal[some].tolist())
                 yield from [Odd(name, offset + e, value) for e, value in tied if 0 <= e < size]
+
+
+def _matched(comparison: Value, at: Points) -> list[tuple[Value, Any]]:
+    """Return each load of a comparison that can be made equal to the other operand, and that operand's values."""
+    operands = [x.args[0] if x.op == "inside" else x for x in comparison.args]
+    loads = [x for x in walk(operands) if _is_static_load(x, at.kernel) and (x in operands or x.dtype is i32)]
+    others: list[Any] = [x.arg for x in operands if x.op == "const"]
+    others += [at.index(x.arg) for x in operands if x.op == "index" and x.arg.linear]
+    if len(loads) + len(others) != 2 or operands[0].dtype.name == "bool":
+        return []
+    return [(load, others[0] if others else TIE) for load in loads]
 
 
 def _ends(form: Kernel, places: Sequence[tuple[Name, int]]) -> Iterator[Odd]:
