@@ -188,8 +188,9 @@ class CompiledTraining(Training):
         """
         from tracegrad.introspection.explain import explained
 
-        sized = self.store.stepper_of(loss, "explain").sized
-        return explained(self._looked_at(loss, "explain").built, self.device, sized.note if sized else "", verbose)
+        stepper = self.store.stepper_of(loss, "explain")
+        note = stepper.sized.note if stepper.sized else ""
+        return explained(_latest(stepper, "explain").built, self.device, note, verbose)
 
     @helpful
     def why(self, name_or_node: str | Tensor, *, loss: str | None = None) -> Why:
@@ -213,7 +214,7 @@ class CompiledTraining(Training):
         """
         from tracegrad.introspection.why import why
 
-        built = self._looked_at(loss, "why").built
+        built = _latest(self.store.stepper_of(loss, "why"), "why").built
         return why(built.graph, built.program, name_or_node)
 
     @helpful
@@ -236,7 +237,7 @@ class CompiledTraining(Training):
         from tracegrad.introspection.profile import profiled
 
         stepper, given = self.store.stepper_of(loss, "profile"), merge(mapping, inputs, "profile")
-        program = stepper.main if given else self._looked_at(loss, "profile")
+        program = stepper.main if given else _latest(stepper, "profile")
         if given:
             program, given = self.store.program_for(stepper, given, "profile")
         arrays = given_or_blank(program.inputs, given, "profile")
@@ -274,22 +275,13 @@ class CompiledTraining(Training):
         to_jax: this training is on 'cpu'; compile wi
         """
         stepper = self.store.stepper_of(loss, "to_jax")
-        program = self._looked_at(loss, "to_jax")
+        program = _latest(stepper, "to_jax")
 
         def made(session: Session, stepper: Stepper) -> tuple[Any, dict[str, Any]]:
             hyper = stepper.knobs.upload(program.hyper, stepper.counter + 1, stepper.stream)
             return function_of(session, program.load(session), {**hyper, **program.numbers}, stepper.counter)
 
         return self.store.call(made, stepper)
-
-    def _looked_at(self, loss: str | None, what: str) -> RunProgram:
-        """Return the program of the step, for the sizes used last. Raises InputError if none were used yet."""
-        stepper = self.store.stepper_of(loss, what)
-        if stepper.sized is not None and stepper.sized.latest is None:
-            raise InputError.here(
-                f"{what}: the sizes are open until the first call: take a step first, as in train.step(x=...)"
-            )
-        return stepper.latest
 
     @property
     def memory(self) -> Memory:
@@ -312,3 +304,12 @@ class CompiledTraining(Training):
             [f"step {s.counter} of {name}" if name else f"step {s.counter}" for name, s in steppers.items()]
         )
         return f"<CompiledTraining {state}; {size}, {step}, seed {self.seed}>"
+
+
+def _latest(stepper: Stepper, what: str) -> RunProgram:
+    """Return the program of a step, for the sizes used last. Raises InputError if none were used yet."""
+    if stepper.sized is not None and stepper.sized.latest is None:
+        raise InputError.here(
+            f"{what}: the sizes are open until the first call: take a step first, as in train.step(x=...)"
+        )
+    return stepper.latest
