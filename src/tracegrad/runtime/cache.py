@@ -17,6 +17,7 @@ import os
 import stat
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -160,12 +161,9 @@ class Verdicts:
         if self._path is None or not found:
             return
         text = "".join(f"{key} {verdict}\n" for key, verdict in verdicts.items()).encode()
-        with contextlib.suppress(OSError):
-            file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-            try:
-                os.write(file, text)
-            finally:
-                os.close(file)
+        private = partial(os.open, mode=0o600)
+        with contextlib.suppress(OSError), open(self._path, "ab", buffering=0, opener=private) as file:
+            file.write(text)
 
 
 def _read(path: Path) -> dict[str, str]:
