@@ -22,6 +22,7 @@ from tracegrad.render.c_values import (
     at_once,
     column_wise,
     computed_again,
+    ends_in_vector,
     in_one_vector,
     needed,
     overruns,
@@ -70,7 +71,7 @@ class Function:
         """Return all quotients and remainders in indices."""
         return quotients_of([*all_indices(self.kernel), *(index for _, index in self.loaded.values())])
 
-    def expressions(self, inner: Sequence[str] = ()) -> Emitter:
+    def expressions(self, inner: Sequence[str] = ()) -> CEmitter:
         """Return an emitter that has written nothing yet."""
         last = (self.inner if inner else self.outer)[-1:]
         sizes = [s.size for s in self.kernel.slots]
@@ -216,29 +217,26 @@ class Function:
         if inner:
             written = self.stores(self.emit, inner, loop=True)
             lines += self.emit.flush()
-            if self.inner and self.inner[-1].size > tuning.LANES and self.ends_in_vector(self.inner[-1], inner):
-                lines += self.in_vectors(self.inner, inner, written)
+            if self.inner and self.inner[-1].size > tuning.LANES and ends_in_vector(self.kernel, self.inner[-1], inner):
+                lines += self.in_vectors(self.emit, self.inner, inner, written)
             else:  # in braces if all inner axes are unrolled, because stores once a row use the same names
                 lines += self.nest(self.inner, written) if self.inner else [Block("", written)]
         return [*lines, *self.stores(self.emit, [s for s in self.kernel.stores if not s.inner], loop=False)]
 
-    def ends_in_vector(self, last: Axis, stores: Sequence[Store]) -> bool:
-        """Return whether stores along a row call costly functions, and one vector can compute its last elements."""
-        roots = [s.value for s in stores]
-        long = any(v.op == "map" and PRIMITIVES[v.arg[0]].cost >= tuning.LONG_CALL for v in walk(roots))
-        if not long or not all(s.index.linear for s in stores):
-            return False
-        return in_one_vector(last, tuning.LANES, roots, [s.size for s in self.kernel.slots])
-
-    def in_vectors(self, axes: Sequence[Axis], stores: Sequence[Store], written: Sequence[str]) -> list[Statement]:
+    def in_vectors(
+        self, emit: CEmitter, axes: Sequence[Axis], stores: Sequence[Store], written: Sequence[str]
+    ) -> list[Statement]:
         """Return the loops of stores along a row, whose last elements are computed in one vector."""
         (*others, last), count = axes, len(stores)
         whole, rest = int(last.size) // tuning.LANES * tuning.LANES, int(last.size) % tuning.LANES
         at = f"const long {last.name} = {whole} + l;"
         arrays = [f"{C_TYPE[s.value.dtype.name]} u{k}[{tuning.LANES}] {ALIGNED};" for k, s in enumerate(stores)]
         kept = [f"const __auto_type s{k} = u{k}[l];" for k in range(count)]
-        computed = at_once(tuning.LANES, [at, *written[:-count], *[f"u{k}[l] = s{k};" for k in range(count)]])
-        end = Block("", [*arrays, computed, at_once(rest, [at, *kept, *written[-count:]])])
+        emit.within = f"l < {rest}"  # what lies behind can be any number, and denormal ones are slow
+        computed = self.stores(emit, stores, loop=True)[:-count]
+        emit.within = ""
+        padded = at_once(tuning.LANES, [at, *computed, *[f"u{k}[l] = s{k};" for k in range(count)]])
+        end = Block("", [*arrays, padded, at_once(rest, [at, *kept, *written[-count:]])])
         return self.nest(others, [Loop(last.name, whole, written), end])
 
     def folds_of_row(self) -> list[Statement]:

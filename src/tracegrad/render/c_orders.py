@@ -24,7 +24,7 @@ from tracegrad.render.c import Function
 from tracegrad.render.c_pieces import cut, loops_by_pieces, points_of, written_out
 from tracegrad.render.c_text import ALIGNED, C_TYPE
 from tracegrad.render.c_tiles import lane_loops, paired_loops, turned_loops
-from tracegrad.render.c_values import at_once
+from tracegrad.render.c_values import at_once, ends_in_vector
 from tracegrad.render.emit import Block, Loop, Statement, when
 from tracegrad.tuning import LANES, LONG_ROWS, MOST_CUT, RUNNING_ROWS
 
@@ -63,11 +63,11 @@ def blocked_loops(f: Function) -> list[Statement] | None:
 def padded_loops(f: Function) -> list[Statement] | None:
     """Return the loops of a pointwise kernel whose rows end in one vector of functions; None if that is of no use."""
     last, stores = f.last, f.kernel.stores
-    if f.loaded or len(f.outer) < 2 or last.size >= LONG_ROWS or not f.ends_in_vector(last, stores):
+    if f.loaded or len(f.outer) < 2 or last.size >= LONG_ROWS or not ends_in_vector(f.kernel, last, stores):
         return None
     emit = f.expressions([last.name])
     written = f.stores(emit, stores, loop=True)
-    return f.split(f.outer[:-1], [*emit.flush(), *f.in_vectors([last], stores, written)])
+    return f.split(f.outer[:-1], [*emit.flush(), *f.in_vectors(emit, [last], stores, written)])
 
 
 # The axis along which folds run, whether its last point is the first to fold, and what each fold folds

@@ -8,7 +8,7 @@ from typing import NamedTuple, cast
 from tracegrad.dtypes import bool_
 from tracegrad.ir.nodes import PRIMITIVES
 from tracegrad.kernels.expr import Atom, Dynamic, Guard, Index, Value, Var, indices_of, variables_of, walk
-from tracegrad.kernels.form import Axis, Fold, Kernel
+from tracegrad.kernels.form import Axis, Fold, Kernel, Store
 from tracegrad.kernels.triangles import CHOICE
 from tracegrad.program import MARGIN
 from tracegrad.render.c_text import as_c, helpers_in_form, in_form
@@ -22,13 +22,14 @@ class CEmitter(Emitter):
     """Writes values in C, with wide indices. A guarded value is always computed, then cleared by its bits.
 
     sizes: the elements of each slot. last: the axis of the innermost loop. form: of functions; see `in_form`.
+    within: if not "", loads that vary in a loop count as 0 where this condition does not hold.
     """
 
     def __init__(
         self, load: Callable[[int, str], str], inner: Sequence[str], sizes: Sequence[int], last: str, form: str
     ) -> None:
         super().__init__(load, inner)
-        self.sizes, self.last, self.form = sizes, last, form
+        self.sizes, self.last, self.form, self.within = sizes, last, form, ""
 
     def spelled(self, notation: str) -> str:
         return as_c(notation)
@@ -45,6 +46,10 @@ class CEmitter(Emitter):
         if v.op == "map" and v.dtype is bool_:  # comparisons are ints in C, and `select` chooses by the type
             text = f"(_Bool)({text})"
         return in_form(text, self.form)
+
+    def _load(self, v: Value, index: str) -> str:
+        text = super()._load(v, index)
+        return self.chosen(v, text, self.within) if self.within and self.varies(v) else text
 
     def need(self, helper: str) -> None:
         super().need(helpers_in_form(helper, self.form))
@@ -120,6 +125,15 @@ def computed_again(kernel: Kernel, folds: Sequence[Fold], inner: Sequence[Axis])
     values = [v for v in dict.fromkeys(walk([f.value for f in folds])) if v.op == "map" and v in stored]
     costly = [v for v in values if PRIMITIVES[v.arg[0]].cost >= LONG_CALL and inner[0].name in variables_of(v)]
     return costly[: HELD_ROW // int(inner[0].size)]  # a thread's stack is small
+
+
+def ends_in_vector(kernel: Kernel, last: Axis, stores: Sequence[Store]) -> bool:
+    """Return whether stores along a row call costly functions, and one vector can compute its last elements."""
+    roots = [s.value for s in stores]
+    long = any(v.op == "map" and PRIMITIVES[v.arg[0]].cost >= LONG_CALL for v in walk(roots))
+    if not long or not all(s.index.linear for s in stores):
+        return False
+    return in_one_vector(last, LANES, roots, [s.size for s in kernel.slots])
 
 
 def in_one_vector(last: Axis, lanes: int, roots: Sequence[Value], sizes: Sequence[int]) -> bool:
