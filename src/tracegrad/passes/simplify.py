@@ -216,9 +216,7 @@ def _quotient(a: float, b: float) -> float:
 
 def _reshape(t: Tensor, xs: tuple[Tensor, ...]) -> Tensor | None:
     (x,) = xs
-    if x.prim.name == "reshape" or x.shape == t.shape:
-        return reshape(x, t.shape)
-    return _constant_view(t, x)
+    return reshape(x, t.shape) if x.prim.name == "reshape" or x.shape == t.shape else None
 
 
 def _permute(t: Tensor, xs: tuple[Tensor, ...]) -> Tensor | None:
@@ -226,21 +224,12 @@ def _permute(t: Tensor, xs: tuple[Tensor, ...]) -> Tensor | None:
     if x.prim.name == "permute":
         inner = x.attrs["axes"]
         return permute(x.inputs[0], tuple(inner[a] for a in t.attrs["axes"]))
-    return _constant_view(t, x)
+    return None
 
 
 def _broadcast(t: Tensor, xs: tuple[Tensor, ...]) -> Tensor | None:
     (x,) = xs
-    if x.prim.name == "broadcast":
-        return broadcast_to(x.inputs[0], t.shape)
-    return None
-
-
-def _constant_view(t: Tensor, x: Tensor) -> Tensor | None:
-    """Return a view of a broadcast scalar as that scalar broadcast."""
-    if x.prim.name == "broadcast" and x.inputs[0].size == 1 and x.inputs[0].prim.name in ("reshape", "const"):
-        return broadcast_to(reshape(x.inputs[0], ()), t.shape)
-    return None
+    return broadcast_to(x.inputs[0], t.shape) if x.prim.name == "broadcast" else None
 
 
 def _unchanged(t: Tensor, xs: tuple[Tensor, ...]) -> Tensor | None:
