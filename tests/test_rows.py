@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from tracegrad.prims.leaves import leaf
 from tracegrad.program import Program
 
 Op = Callable[[Tensor, Tensor], dict[str, Tensor]]
+NONE: Mapping[str, tuple[int, ...]] = {}
 
 
 def program_of(f: Op, *shapes: tuple[int, ...]) -> tuple[Graph, Program]:
@@ -57,15 +58,16 @@ FORMS: dict[str, Op] = {
 }
 
 
-def assert_right(f: Op, shape: tuple[int, ...], device: Any, rtol: float = 2e-5) -> Program:
-    graph, program = program_of(f, shape, shape)
+def assert_right(f: Op, shape: tuple[int, ...], device: Any, more: Mapping[str, tuple[int, ...]] = NONE) -> Program:
+    shapes = {"x": shape, "y": shape, **more}
+    graph, program = program_of(f, *shapes.values())
     rng = np.random.default_rng(shape[-1])
-    env = {n: rng.standard_normal(shape).astype(np.float32) for n in "xy"}
+    env = {n: rng.standard_normal(s).astype(np.float32) for n, s in shapes.items()}
     double = {n: x.astype(np.float64) for n, x in env.items()}
     want = dict(zip(graph.outputs, evaluate(graph.roots, double, np), strict=True))
     few, got = run(device, program, env), run(device, with_barriers(program), env)
     for name, x in want.items():
-        np.testing.assert_allclose(got[name], x, rtol=rtol, atol=2e-5, err_msg=name)
+        np.testing.assert_allclose(got[name], x, rtol=2e-5, atol=2e-5, err_msg=name)
         np.testing.assert_array_equal(few[name].view(np.int32), got[name].view(np.int32), err_msg=name)
     return program
 
@@ -87,6 +89,28 @@ def test_many_short_rows_take_a_warp_each(name: str, length: int, device: Any, m
 def test_columns(threads: int, device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "MANY_THREADS", threads)
     assert_right(lambda x, y: {"s": (x * y).sum(0), "m": x.max(0)}, (67, 75), device)
+
+
+def windows(x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    """Each channel has a filter of its own, so neighbouring rows read overlapping windows."""
+    return {"z": tg.conv2d(tg.tanh(x), y, padding=3, groups=3)}
+
+
+@pytest.mark.parametrize("threads", [1, 3000, 10**6])  # 1 and 4 threads a row that fold rows; 32 that fold points
+@pytest.mark.parametrize("side", [7, 11])
+def test_overlapping_windows(threads: int, side: int, device: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that run next to each other fold neighbouring rows if there are enough rows for all threads."""
+    monkeypatch.setattr(tuning, "MANY_THREADS", threads)
+    program = assert_right(windows, (2, 3, side, side), device, more={"y": (3, 1, 7, 7)})
+    wgsl = "".join(k.wgsl for k in program.kernels)
+    assert ("lane = lid % 32" in wgsl) == (threads == 10**6)
+
+
+@pytest.mark.parametrize("right", [(1, 75), (600, 1)], ids=["of columns", "of rows"])
+def test_sums_of_long_columns_with_weights(right: tuple[int, int], device: Any) -> None:
+    """A weight that all columns share does not vote on which threads run next to each other."""
+    program = assert_right(lambda x, y: {"s": (x * y).sum(0)}, (600, 75), device, more={"y": right})
+    assert any("lane = lid / 4" in k.wgsl for k in program.kernels)
 
 
 def test_a_chain_of_results_is_written_once(device: Any) -> None:

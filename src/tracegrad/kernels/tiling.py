@@ -8,7 +8,7 @@ from functools import reduce
 from typing import Any, NamedTuple
 
 from tracegrad import tuning
-from tracegrad.kernels.expr import Var, indices_of, walk
+from tracegrad.kernels.expr import Var, indices_of, names_of, walk
 from tracegrad.kernels.form import Extent, Kernel, Scatter, points
 from tracegrad.kernels.tiles import IN_ORDER, SMALLEST, TileShape, fastest, searched, tiles_of
 
@@ -321,17 +321,21 @@ def workgroup_bytes(tilings: Sequence[Tiling]) -> int:
 
 
 def columns(kernel: Kernel) -> bool:
-    """Return whether more loads step by 1 along the rows than along the folded axes."""
+    """Return whether threads that run next to each other should fold neighbouring rows, not neighbouring points.
+
+    Loads vote by where they step by 1. Overlapping windows step by 1 along both. In a large kernel, loads that are the
+    same for all rows do not vote. If no side wins there, threads fold rows.
+    """
     last_outer = kernel.outer[-1].name if kernel.outer else ""
     last_inner = kernel.inner[-1].name if kernel.inner else ""
+    many, long = 32 * kernel.rows > tuning.MANY_THREADS, kernel.length >= tuning.LONG_COLUMN
     balance = 0
     for v in walk([s.value for s in kernel.folds]):
-        if v.op == "load":
-            for index in indices_of(v):
-                for atom, c in index.terms:
-                    if c == 1 and isinstance(atom, Var):
-                        balance += (atom.name == last_outer) - (atom.name == last_inner)
-    return balance > 0
+        for index in indices_of(v) if v.op == "load" else ():
+            if not (many or long) or last_outer in names_of(a for a, _ in index.terms):
+                near = {a.name for a, c in index.terms if c == 1 and isinstance(a, Var)}
+                balance += (last_outer in near) - (last_inner in near)
+    return balance > 0 or (balance == 0 and many and not long)
 
 
 def takes_first(tilings: Sequence[Tiling]) -> bool:
