@@ -23,8 +23,8 @@ from steps import WORKLOADS, machine, print_table, tracegrad_training, workload
 
 import tracegrad as tg
 from tracegrad.kernel_source import KernelSource, Texts
-from tracegrad.render.c import library_source
 from tracegrad.render.c_steps import GatheredStep
+from tracegrad.render.c_text import library_source
 from tracegrad.runtime import cpu, cpu_verify, wgpu_verify
 from tracegrad.runtime.verify import SWITCH, trials_of
 

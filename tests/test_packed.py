@@ -18,7 +18,7 @@ from tracegrad import ops
 from tracegrad.dtypes import DType, TensorType, bool_, f32, i32, u32
 from tracegrad.errors import TracegradError
 from tracegrad.ir.nodes import PRIMITIVES, Primitive, Tensor, bind
-from tracegrad.render.c import library_source
+from tracegrad.render.c_text import library_source
 from tracegrad.runtime.c_compiler import OTHER_FLAGS, compiler_named
 
 N = 4096

@@ -6,7 +6,7 @@ neighbours in memory belong to different folds. The number of threads does not c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from tracegrad import tuning
 from tracegrad.dtypes import f16
@@ -15,7 +15,7 @@ from tracegrad.kernels.axes import all_indices
 from tracegrad.kernels.expr import Index, Quotient, Value, quotients_of, walk
 from tracegrad.kernels.form import SIZE, Axis, Fold, Kernel, Store, divides, fold_batches
 from tracegrad.render.c_ends import end_of
-from tracegrad.render.c_text import ALIGNED, C_TYPE, CALLED_FORM, PRELUDE, beyond, helper, of_numbers
+from tracegrad.render.c_text import ALIGNED, C_TYPE, CALLED_FORM, beyond, helper, of_numbers
 from tracegrad.render.c_values import (
     CEmitter,
     Partial,
@@ -34,11 +34,6 @@ from tracegrad.render.emit import Block, Emitter, Loop, Statement, spelled, when
 # GCC 11 and 12 unroll a short loop and vectorize the sum around it. If the short loop reads backwards, or in any other
 # order than that of memory, they add the wrong elements.
 ROLLED = "#pragma GCC unroll 1"
-
-
-def library_source(texts: Iterable[str]) -> str:
-    """Return the texts of all kernels as one library."""
-    return "\n".join([PRELUDE, *dict.fromkeys(texts)])
 
 
 class Function:

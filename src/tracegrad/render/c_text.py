@@ -309,3 +309,8 @@ def helper(text: str) -> str:
     if name.startswith(CALLED_FORM):
         done = [x.replace("HELPER", "static OPAQUE", 1) for x in done]
     return "\n".join([f"#ifndef have_{name}", f"#define have_{name}", *done, "#endif"])
+
+
+def library_source(texts: Iterable[str]) -> str:
+    """Return the texts of all kernels as one library."""
+    return "\n".join([PRELUDE, *dict.fromkeys(texts)])

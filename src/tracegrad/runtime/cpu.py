@@ -23,10 +23,10 @@ from tracegrad.ir.nodes import PRIMITIVES
 from tracegrad.kernel_source import KernelSource
 from tracegrad.kernels.form import SIZE
 from tracegrad.program import PERSISTENT, Buffer, Dispatch, Program
-from tracegrad.render.c import library_source
 from tracegrad.render.c_engine import ENGINE
 from tracegrad.render.c_gathered import GATHERED
 from tracegrad.render.c_steps import CSource, FunctionStep, GatheredStep, Place, RunSize, Scratch, Step, View
+from tracegrad.render.c_text import library_source
 from tracegrad.runtime.base import DeviceInfo, Done, Timings, check_open, check_within, persistent
 from tracegrad.runtime.c_calls import BoundCalls, Call, CallList, SizedParts, left_out, lent_fields
 from tracegrad.runtime.c_compiler import Compiler, compiler
