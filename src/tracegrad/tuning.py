@@ -114,6 +114,7 @@ SHORT_ROWS = 5  # elements | of a row, from which 16 rows are transposed and com
 CALLING_ROWS = 48  # elements | of a row, from which only rows that call costly functions once are transposed | 2 cores
 ONCE_FOLDED = 28  # elements | of a row that is folded once, up to which 16 rows are transposed | 2 cores
 LONG_ROWS = 64  # elements | of a row, up to which rows are transposed, or their last elements share a vector | -
+MASKED_ROWS = 48  # elements | of a row, from which its loops end where a mask hides the rest | 2 cores
 RUNNING_ROWS = 4  # rows | of running sums side by side: one waits for each addition, and 8 are slower | 2 cores
 MOST_PIECES = 64  # pieces | with loops of their own, into which guards cut one axis | 2 cores
 FEW_CHOICES = 3  # values | among which a point chooses; with more, pieces of one element are faster, too | 2 cores

@@ -15,6 +15,7 @@ from tracegrad.kernels.axes import all_indices
 from tracegrad.kernels.expr import Index, Quotient, Value, quotients_of, walk
 from tracegrad.kernels.form import SIZE, Axis, Fold, Kernel, Store, divides, fold_batches
 from tracegrad.render.c_ends import end_of
+from tracegrad.render.c_masks import ROW_END, Masked, masked
 from tracegrad.render.c_text import ALIGNED, C_TYPE, CALLED_FORM, beyond, helper, of_numbers
 from tracegrad.render.c_values import (
     CEmitter,
@@ -51,6 +52,7 @@ class Function:
         self.shares: set[tuple[Axis, int]] = set()  # axes of which a part has some points, and the step of its loop
         self.outer = [a for a in kernel.outer if a.size > 1]
         self.inner = [a for a in kernel.inner if a.size > 1]
+        self.masked: Masked | None = None  # set while rows are written whose loops end before their last axis does
         self.emit = self.expressions([a.name for a in self.inner])
 
     @property
@@ -205,14 +207,19 @@ class Function:
         return [*([] if loop else emit.flush()), *emit.inner, *named, *writes]
 
     def row(self) -> list[Statement]:
-        return [*self.read(), *self.folds_of_row(), *self.results_of_row()]
+        self.masked = masked(self.kernel, self.inner)
+        end = [self.masked.declared(self.emit, int(self.inner[-1].size))] if self.masked else []
+        return [*self.read(), *end, *self.folds_of_row(), *self.results_of_row()]
 
     def results_of_row(self) -> list[Statement]:
         lines, inner = list[Statement](), [s for s in self.kernel.stores if s.inner]
         if inner:
             written = self.stores(self.emit, inner, loop=True)
             lines += self.emit.flush()
-            if self.inner and self.inner[-1].size > tuning.LANES and ends_in_vector(self.kernel, self.inner[-1], inner):
+            if self.masked:
+                (last,), rest = self.inner, self.stores(self.emit, self.masked.hidden, loop=True)
+                lines += [Loop(last.name, ROW_END, written), Loop(last.name, last.size, rest, ROW_END)]
+            elif any(a.size > tuning.LANES and ends_in_vector(self.kernel, a, inner) for a in self.inner[-1:]):
                 lines += self.in_vectors(self.emit, self.inner, inner, written)
             else:  # in braces if all inner axes are unrolled, because stores once a row use the same names
                 lines += self.nest(self.inner, written) if self.inner else [Block("", written)]
@@ -324,9 +331,8 @@ class Function:
                 *[p.step(f"{kind}{p.name}[l]", p.value) for p in parts],
             ]
 
-        loop: list[Statement] = [
-            Loop("jb", whole if last.end < 0 else end_of(last, lanes), [at_once(lanes, at("jb", "t"))], step=lanes)
-        ]
+        end = f"min({whole}L, {ROW_END})" if self.masked else whole if last.end < 0 else end_of(last, lanes)
+        loop: list[Statement] = [Loop("jb", end, [at_once(lanes, at("jb", "t"))], step=lanes)]
         if padded:
             both = [(f"t{p.name}[l]", p.both.format(f"t{p.name}[l]", p.value)) for p in parts]
             chosen = [f"{t} = select({t}, {more}, l < {rest});" for t, more in both]
