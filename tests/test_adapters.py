@@ -63,6 +63,25 @@ def test_a_real_adapter_is_taken_before_software_and_opengl(answer: pytest.Monke
     assert found is not None and found.name == "RTX" and chosen("webgpu") == found
 
 
+def test_an_environment_variable_names_the_adapter(answer: pytest.MonkeyPatch) -> None:
+    rows = [
+        fake("Radeon RX", "DiscreteGPU"),
+        fake("Radeon RX", "DiscreteGPU", "D3D12"),
+        fake("Iris Xe", "IntegratedGPU"),
+    ]
+    answer.setattr(finding, "PROBE", says(*rows))
+    for wanted, name in (("", "Radeon RX (Vulkan)"), ("iris", "Iris Xe (Vulkan)"), ("d3d12", "Radeon RX (D3D12)")):
+        answer.setenv(finding.ADAPTER, wanted)
+        for device in ("auto", "webgpu"):
+            found = chosen(device)
+            assert found is not None and found.description == name, (wanted, device)
+    answer.setenv(finding.ADAPTER, "Arc")
+    with pytest.raises(
+        DeviceError, match=r"TRACEGRAD_ADAPTER is 'Arc', which is in no name of Radeon RX \(Vulkan\), Radeon"
+    ):
+        chosen("auto")
+
+
 def test_a_software_adapter_is_taken_only_by_hand(answer: pytest.MonkeyPatch) -> None:
     answer.setattr(finding, "PROBE", says(fake("SwiftShader Device", "Unknown")))
     support = finding.check_webgpu()

@@ -160,7 +160,8 @@ def no_operand(value: object) -> str:
     """Return the message, with a remedy, for a value that cannot be an operand of an op."""
     if isinstance(value, NoNumber):
         return value.refusal
-    hint = "; convert it with .numpy()" if hasattr(value, "numpy") else "; call it" if callable(value) else ""
+    hint = "; convert it with .numpy()" if hasattr(value, "numpy") else ""
+    hint = "; call it" if callable(value) and hasattr(value, "__name__") else hint  # a function, not an instance
     remedy = found(type(value).__name__, "no_operands")
     return (
         f"{shown(value)} is neither a tensor, a number, a nested list nor an array{f'; {remedy}' if remedy else hint}"

@@ -32,6 +32,7 @@ INSTALL = 'pip install "wgpu>=0.32,<0.33"'
 PINNED = "0.32."  # the wgpu-py whose private handles wgpu_calls.py knows
 PROBE_SECONDS = 60  # a driver that takes longer is assumed to hang
 BACKENDS = ("Vulkan", "Metal", "D3D12")  # OpenGL computes too, but aborts and prints on many machines
+ADAPTER = "TRACEGRAD_ADAPTER"  # an environment variable: a part of the name of the adapter to use
 SOFTWARE = ("llvmpipe", "swiftshader", "lavapipe", "basic render")
 KINDS = ("DiscreteGPU", "IntegratedGPU", "Unknown", "CPU")  # best first
 FEATURES = ("shader-f16", "subgroup", "timestamp-query")  # requested where offered
@@ -134,8 +135,7 @@ def check_webgpu() -> WebGPUSupport:
     best = answer.adapters[0]
     if best.software:
         message = f'{best.description} is a software adapter: device="webgpu" works and is slow'
-        if not tab.IN_TAB:
-            message += '; device="auto" uses the CPU runtime instead'
+        message += "" if tab.IN_TAB else '; device="auto" uses the CPU runtime instead'
         return WebGPUSupport(True, "software", message, best)
     return WebGPUSupport(True, "ok", f"WebGPU is available: {best.description}", best)
 
@@ -202,11 +202,12 @@ def _kept(device: str, answer: _Answer, open: Callable[[AdapterInfo], T]) -> T |
 def _chosen(device: str, answer: _Answer) -> AdapterInfo | None:
     """Return the best adapter for "webgpu", or raise; for "auto", the best adapter if it is a real GPU."""
     best = answer.adapters[0] if answer.adapters else None
-    if device == "auto":
-        return None if best is None or best.software else best
-    if best is None:
+    if best is None and device != "auto":
         raise DeviceError(f'device="webgpu": {_explain(answer)}')
-    return best
+    if best is not None and _rank(best)[0]:
+        names = ", ".join([a.description for a in answer.adapters])
+        raise DeviceError(f"{ADAPTER} is {os.environ[ADAPTER]!r}, which is in no name of {names}")
+    return None if best is None or (device == "auto" and best.software) else best
 
 
 def may_have_gpu() -> bool:
@@ -257,8 +258,8 @@ def enumerate_here() -> list[Any]:
 
 
 def _environment() -> tuple[str, ...]:
-    """Return the environment variables that drivers read."""
-    names = ("VK_ICD_FILENAMES", "VK_DRIVER_FILES", "WGPU_LIB_PATH", "WGPU_BACKEND_TYPE")
+    """Return the environment variables that decide which adapters there are."""
+    names = ("VK_ICD_FILENAMES", "VK_DRIVER_FILES", "WGPU_LIB_PATH", "WGPU_BACKEND_TYPE", ADAPTER)
     return tuple(os.environ.get(n, "") for n in names)
 
 
@@ -298,12 +299,9 @@ def _probe(child: subprocess.Popen[bytes] | None) -> _Answer:
 
 def _has_loader() -> bool:
     """Return False on a Linux without the library that finds Vulkan's drivers."""
-    if sys.platform.startswith("linux"):
-        try:
-            ctypes.CDLL("libvulkan.so.1")
-        except OSError:
-            return False
-    return True
+    with contextlib.suppress(OSError):
+        return not sys.platform.startswith("linux") or bool(ctypes.CDLL("libvulkan.so.1"))
+    return False
 
 
 def _probe_browser() -> _Answer:
@@ -385,10 +383,11 @@ def _row(raw: Mapping[str, Any]) -> AdapterInfo:
     )
 
 
-def _rank(a: AdapterInfo) -> tuple[bool, int, int]:
-    """Return a sort key: GPUs before software, discrete before integrated, the platform's own interface first."""
+def _rank(a: AdapterInfo) -> tuple[bool, bool, int, int]:
+    """Return a sort key: the wanted first, GPUs before software, discrete before integrated, the platform's own API."""
     kind = KINDS.index(a.type) if a.type in KINDS else KINDS.index("Unknown")
-    return a.software, kind, BACKENDS.index(a.backend)
+    other = os.environ.get(ADAPTER, "").lower() not in a.description.lower()
+    return other, a.software, kind, BACKENDS.index(a.backend)
 
 
 def _explain(answer: _Answer) -> str:
