@@ -22,6 +22,9 @@ from typing import Any, NamedTuple
 from tracegrad.arrays import Array, np
 from tracegrad.errors import DeviceError, DeviceLostError
 
+# The remedy where a program needs more than a GPU has
+SMALLER = "a smaller batch or model needs less, and device='cpu' has no such limit"
+
 
 class BoundDispatch(NamedTuple):
     """One dispatch: wgpu objects, and the positions of its offsets in the uniform buffer (bytes)."""

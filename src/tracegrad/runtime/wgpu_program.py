@@ -14,7 +14,7 @@ from tracegrad.kernel_source import KernelSource
 from tracegrad.loops import BY_SIZE
 from tracegrad.program import PERSISTENT, Buffer, Dispatch, Program
 from tracegrad.runtime.process import processors
-from tracegrad.runtime.wgpu_calls import BoundDispatch, Calls, Commands, Copy, device_error
+from tracegrad.runtime.wgpu_calls import SMALLER, BoundDispatch, Calls, Commands, Copy, device_error
 from tracegrad.runtime.wgpu_rings import (
     ALIGN,
     VECTOR,
@@ -268,7 +268,7 @@ def check_limits(program: Program, limits: Mapping[str, int], features: Set[str]
     )
     for limit, need, what in rows:
         if need > limits[limit]:
-            raise DeviceError(f"the program needs {need} {what}; {device} allows {limits[limit]} ({limit})")
+            raise DeviceError(f"the program needs {need} {what}; {device} allows {limits[limit]} ({limit}); {SMALLER}")
     most = limits["max-compute-workgroups-per-dimension"]
     for d in program.dispatches:
         if max(d.grid) > most:
