@@ -66,12 +66,14 @@ def test_calls_of_steps_that_cannot_be_meant_fail_at_once(tab: Tab) -> None:
         tab.load(train, "many")
         code = """const x = given(a[0]);
           const canvas = train.step({ x: document.createElement("canvas") });
-          const wrong = [train.runSteps(2 ** 31, x), train.runSteps(1e6 + 1, x), train.step(null), canvas];
+          const none = train.step({ x: a[1], y: a[2] });
+          const wrong = [train.runSteps(2 ** 31, x), train.runSteps(1e6 + 1, x), train.step(null), canvas, none];
           return (await Promise.all(wrong)).map(told).map((r) => r.error);"""
-        many, one_more, nothing, canvas = tab.run(code, plain(batches(SINE, 1)[0]))
+        many, one_more, nothing, canvas, none = tab.run(code, plain(batches(SINE, 1)[0]), [[None]] * 16, [["1"]] * 16)
         assert many == ["InputError", "runSteps: n must be an integer from 1 to 1000000, got 2147483648"]
         assert one_more[0] == "InputError" and "got 1000001" in one_more[1]
         assert nothing == ["InputError", "step: pass values by name, such as {x: [...]}; got null"]
+        assert 'x: the value null at position 0 is not a number\n  y: the value "1" at position 0' in none[1]
         assert canvas[0] == "InputError" and "of a canvas getImageData(...).data" in canvas[1]
 
 

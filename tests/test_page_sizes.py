@@ -16,7 +16,7 @@ from browser import browser, from_bits, plain, served
 from test_browser import LOSS, Tab, tab
 from test_rooms import Model
 from tracegrad import nn, optim
-from tracegrad.errors import InputError
+from tracegrad.errors import InputError, ShapeError
 
 __all__ = ["browser", "served", "tab"]  # fixtures
 
@@ -179,6 +179,30 @@ def test_sizes_that_do_not_fit_are_named(tab: Tab) -> None:
             ERROR, plain(out_of_range)
         )
         assert tab.run("return train.stepCount;") == 0
+
+
+def test_a_size_that_the_model_refuses_is_left_out(tab: Tab) -> None:
+    """A batch of one example has no variance. The export failed, though steps of other sizes run in Python."""
+
+    def loss(m: Any, x: tg.Tensor) -> tg.Tensor:
+        return tg.mean(tg.square(m(x, training=True) - 0.5))
+
+    model, inputs = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm(3)), {"x": (None, 2)}
+    x = np.linspace(-1, 2, 20, dtype=np.float32).reshape(10, 2) ** 2
+    with tg.compile(model=model, loss=loss, inputs=inputs, optimizer=optim.sgd(0.1), device="cpu", seed=0) as train:
+        tab.load(train, "one", sizes=6)
+        code = """const out = [];
+        for (const x of a[0]) {
+          const r = await train.step({ x });
+          out.push(r.loss ?? r.error.message);
+        }
+        return out;"""
+        *losses, one = tab.run(code, [x[:n].tolist() for n in (6, 2, 5, 1)])
+        np.testing.assert_allclose(losses, [train.step(x=x[:n]).loss for n in (6, 2, 5)], rtol=LOSS)
+    assert one == "step: the model does not take sizes of 1; the export has no program for them"
+    with pytest.raises(ShapeError, match="BatchNorm"):
+        refused = tg.compile(model=model, loss=loss, inputs=inputs, optimizer=optim.sgd(0.1), device="cpu")
+        refused.export("unused", sizes=1)
 
 
 def test_a_damaged_room_is_refused(tab: Tab) -> None:

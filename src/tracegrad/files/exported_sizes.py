@@ -15,7 +15,7 @@ from tracegrad.compiler.inputtypes import FreeSizes, Sizes, name_of
 from tracegrad.compiler.portable import portable
 from tracegrad.compiler.rooms import build_rooms
 from tracegrad.dtypes import whole
-from tracegrad.errors import InputError
+from tracegrad.errors import InputError, ShapeError
 from tracegrad.hypers import PREFIX
 from tracegrad.kernels.form import UnsizedError
 
@@ -62,11 +62,18 @@ def missing(free: FreeSizes, names: Sequence[str], what: str) -> InputError:
 def programs(source: ProgramSource, rooms: RoomsByName, what: str) -> list[Built]:
     """Return programs that serve all sizes up to the largest. Raises InputError with the reason if there are none.
 
-    Each program serves sizes up to a padded size. One row can be broadcast, so a size of 1 has programs of its own. The
-    first program serves the largest sizes.
+    Each program serves sizes up to a padded size. One row can be broadcast, so a size of 1 has programs of its own,
+    unless the model refuses it, as one with batch normalisation. The first program serves the largest sizes.
     """
     ranges = [[(a + 1, b) for a, b in pairwise([0, 1, *rooms[name]]) if a < b][::-1] for name in source.free.axes]
-    return [_with_room(source, dict(zip(source.free.axes, choice)), what) for choice in product(*ranges)]
+    found: list[Built] = []
+    for choice in product(*ranges):
+        try:
+            found.append(_with_room(source, dict(zip(source.free.axes, choice)), what))
+        except ShapeError:
+            if not found or (1, 1) not in choice:
+                raise
+    return found
 
 
 def _with_room(source: ProgramSource, ranges: Mapping[str, Range], what: str) -> Built:

@@ -11,6 +11,7 @@ const CASTS = {
   u32: Uint32Array,
   bool: Int32Array,
 };
+const NUMBERS = ["number", "boolean", "bigint"]; // types of elements
 const RANGES = { i32: [-(2 ** 31), 2 ** 31 - 1], u32: [0, 2 ** 32 - 1], bool: [0, 1] };
 
 /** Return every value of the call in its field's type; if `some`, without missing ones. Throw InputError with all problems. */
@@ -69,6 +70,8 @@ export function flat(value) {
 
 function cast(data, dtype) {
   if (data.constructor === CASTS[dtype]) return data.slice();
+  const odd = Array.isArray(data) ? data.findIndex((x) => !NUMBERS.includes(typeof x)) : -1; // null would be 0
+  if (odd >= 0) throw inputError(`the value ${shown(data[odd])} at position ${odd} is not a number`);
   const out = new CASTS[dtype](data.length);
   const limits = RANGES[dtype];
   for (let k = 0; k < out.length; k++) {
