@@ -141,6 +141,38 @@ def test_results_have_the_batch_where_the_model_has_it(runner: str, monkeypatch:
                     np.testing.assert_allclose(found[name], want[name], rtol=2e-5, atol=1e-6, err_msg=f"{name} at {n}")
 
 
+def read_in_all_orders(_: Any, x: Any) -> Any:
+    """A value that is stored with time in front of its rows, and readers with other strides, shifts and padding."""
+    n = x.shape[0]
+    y = tg.cumsum(tg.swapaxes(x, 0, 1), 0)
+    turned = tg.permute(tg.reshape(y, (5, n, 2, 3)), (0, 1, 3, 2))
+    later = tg.cumsum(tg.softmax(turned, -1), 0)
+    return {
+        "turned": later,
+        "turned again": tg.softmax(tg.permute(later, (3, 1, 0, 2)), -1),
+        "padded": tg.cumsum(tg.pad(y, ((1, 0), (0, 0), (2, 1))), 2),
+        "shifted": tg.softmax(tg.roll(y, 1, 0) * tg.flip(y, 2), -1),
+        "every other": tg.cumsum(y[::-2, :, ::-2], 0),
+        "rows": tg.sort(tg.reshape(tg.swapaxes(y, 0, 1), (n, -1))[:, 4:-3], 1)[0],
+    }
+
+
+@pytest.mark.parametrize("runner", ["numpy", "c"])
+def test_readers_of_rows_behind_other_axes_read_their_own_rows(runner: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACEGRAD_CC", "" if runner == "c" else "off")
+    kinds: set[Any] = set()
+    built = room_programs.built
+    monkeypatch.setattr(room_programs, "built", lambda *a: kinds.add(a[3]) or built(*a))
+    types = {"x": tg.f32[None, 5, 6]}
+    with tg.compile_forward(model=Layers(), forward=read_in_all_orders, inputs=types, seed=0, device="cpu") as f:
+        for n in SIZES:
+            x = batch(n)["x"]
+            found, want = f.run(x=x).output, read_in_all_orders(None, tg.tensor(x))
+            for name, y in want.items():
+                np.testing.assert_allclose(found[name], y.numpy(), rtol=2e-5, atol=2e-6, err_msg=f"{name} at {n}")
+    assert kinds == {(0,)}  # no size has room
+
+
 def _of_heads_in_one_row(x: Any) -> Any:
     return tg.softmax(tg.reshape(x, (1, -1)) * tg.reshape(tg.arange(1.0, 4.0), (3, 1)), -1)
 
