@@ -31,6 +31,7 @@ from fuzzing.shrink import shrunk
 from fuzzing.snippet import snippet
 from fuzzing.table import OPS
 from tracegrad.ir.evaluate import evaluate
+from tracegrad.runtime.c_calls import CallList
 from tracegrad.runtime.cpu_verify import warn_wrong
 from xla import quickly
 
@@ -110,6 +111,15 @@ def test_halves_that_are_rounded_too_coarsely_are_found(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("start", range(0, SIZED, BATCH))
 def test_random_programs_for_batches_of_any_size(start: int) -> None:
     assert agree([grown(s) for s in range(start, start + BATCH)], "sizes")["sizes"] > BATCH / 3
+
+
+@pytest.mark.usefixtures("quick_c")
+def test_small_programs_cut_between_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts: list[int] = []
+    add = CallList.add
+    monkeypatch.setattr(CallList, "add", lambda self, calls: parts.extend(c.parts for c in calls) or add(self, calls))
+    agree([grown(s) for s in range(SEEDS, SEEDS + BATCH)], "parts")
+    assert sum(n > 1 for n in parts) > len(parts) / 3
 
 
 def test_what_differs_in_one_row_alone_is_returned() -> None:
@@ -206,8 +216,8 @@ def test_a_program_survives_json() -> None:
 
 
 def test_every_runner_has_a_name() -> None:
-    names = ["passes", "eager", "numpy", "c", "sizes", "sweep", "webgpu", "loops", "xla", *HALVES, "torch", "jax"]
-    assert list(RUNNERS) == names
+    names = ["passes", "eager", "numpy", "c", "parts", "sizes", "sweep", "webgpu", "loops", "xla"]
+    assert list(RUNNERS) == [*names, *HALVES, "torch", "jax"]
 
 
 def test_an_error_of_an_oracle_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:

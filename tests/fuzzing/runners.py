@@ -24,6 +24,7 @@ from fuzzing.open_sizes import trained_at_open_sizes, with_open_sizes
 from fuzzing.program import Array, Program
 from fuzzing.table import NoCounterpartError
 from fuzzing.training import naming, trained, trained_by_torch
+from tracegrad import tuning
 from tracegrad.compiler.joined import joined
 from tracegrad.compiler.pipeline import optimize
 from tracegrad.dtypes import TensorType, as_dtype
@@ -31,7 +32,8 @@ from tracegrad.introspection import explain, profile
 from tracegrad.ir.evaluate import evaluate
 from tracegrad.kernels import fuse, storage
 from tracegrad.program import Program as Compiled
-from tracegrad.runtime import wgpu_session
+from tracegrad.render import c_pieces
+from tracegrad.runtime import c_calls, wgpu_session
 from tracegrad.runtime.adapters import check_webgpu
 from tracegrad.runtime.base import DeviceInfo
 from tracegrad.runtime.c_compiler import VARIABLE, compiler_named
@@ -165,6 +167,23 @@ def taken_for_a_gpu() -> Iterator[None]:
     with ExitStack() as stack:
         for module in (wgpu_session, profile, explain):
             stack.enter_context(patch.object(module, "as_run", as_on_a_gpu))
+        yield
+
+
+# Amounts of work, columns and rows that are worth a thread of their own, for `cut_between_threads`
+FINE = {
+    tuning: {"C_GRAIN": 1, "COLUMNS_GRAIN": 1, "FEWEST_COLUMNS": 8},
+    c_pieces: {"PIECE_GRAIN": 16},
+    c_calls: {"PRODUCT_GRAIN": 1, "PRODUCT_SIDE": 8, "PRODUCT_STACK": 2, "processors": lambda: 3},
+}
+
+
+@contextmanager
+def cut_between_threads() -> Iterator[None]:
+    """Three threads share each kernel of C, however small it is. Otherwise programs of this size run on one."""
+    with ExitStack() as stack:
+        for module, values in FINE.items():
+            stack.enter_context(patch.multiple(module, **values))
         yield
 
 
@@ -358,6 +377,7 @@ RUNNERS = {
         Runner("eager", each(eager)),
         Runner("numpy", on("cpu", "off"), trained_on("cpu", "off")),
         Runner("c", on("cpu"), trained_on("cpu"), lacks=no_compiler),
+        Runner("parts", on("cpu", during=cut_between_threads), lacks=no_compiler),
         Runner("sizes", each(sizes), trained_at_sizes, special=False),
         Runner("sweep", nothing, in_a_sweep),
         Runner("webgpu", on("webgpu"), trained_on("webgpu"), special=False, lacks=no_adapter),
