@@ -293,6 +293,30 @@ def test_what_is_refused_says_what_to_write() -> None:
     assert "no loss takes" in error(lambda: compiled(inputs={"x": (8, 3), "z": (8, 3), "y": (8,)}))
     assert "leave out one" in error(lambda: compiled(loss=d_loss))
     assert "cannot name a loss" in error(lambda: compiled(losses={"a b": d_loss}))
+    assert "such as 'a_b'" in error(lambda: compiled(losses={"a b": d_loss}))
+    assert "such as 'state_loss'" in error(lambda: compiled(losses={"state": d_loss}))
+    assert "give one for each by name" in error(lambda: compiled(losses={}))
+
+
+def test_what_is_not_trainable_stays() -> None:
+    class Fixed(Two):
+        def __init__(self) -> None:
+            super().__init__()
+            self.G = nn.Linear(6, 3, trainable=False)
+
+    with compiled(model=Fixed(), params={"d": "D.*"}) as train:
+        before = train.download_params()
+        assert train.step("g", z=X[0]).loss > 0
+        for name, value in train.download_params().items():
+            assert np.array_equal(value, before[name]) == name.startswith("G."), name
+
+
+def test_a_loss_with_options_takes_all_inputs() -> None:
+    def both(m: Any, x: Any, **others: Any) -> Any:
+        return d_loss(m, x, others["z"])
+
+    with compiled(losses={"d": both, "g": g_loss}) as train, compiled() as named:
+        assert train.step("d", x=X[0], z=X[1]).loss == named.step("d", x=X[0], z=X[1]).loss
 
 
 def test_one_optimizer_serves_all_losses_with_states_of_their_own() -> None:
