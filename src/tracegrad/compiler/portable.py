@@ -18,7 +18,7 @@ from tracegrad.compiler.symbols import Record, Reference, Symbol
 from tracegrad.hypers import PREFIX
 from tracegrad.ir import ambient
 from tracegrad.kernels.form import UnsizedError
-from tracegrad.passes.roomy import lengths_of
+from tracegrad.passes.padded import lengths_of
 
 
 @uncollected

@@ -29,8 +29,8 @@ from tracegrad.kernels.form import UnsizedError
 from tracegrad.nn.module import children, like
 from tracegrad.passes.alike import Comparison
 from tracegrad.passes.growth import AmbiguousError, Axis, Sizes
-from tracegrad.passes.room import replaced
-from tracegrad.passes.roomy import Roomy, in_room, lengths_of
+from tracegrad.passes.padded import Padded, in_room, lengths_of
+from tracegrad.passes.padding import replaced
 from tracegrad.prims.leaves import CONST
 from tracegrad.program import Field
 
@@ -233,7 +233,7 @@ def _built(
     constants = pairs_of(one.graph, other.graph)
     followed = follow_sizes(lambda n: whole_of(source_at(n)).graph, sizes, numbers, len(places[0]))
     given = [counted(one.graph, places[0]), counted(other.graph, places[1])]
-    roomy = [Roomy(graph, {}) for graph in given]
+    padded = [Padded(graph, {}) for graph in given]
     if names != [exact_name]:
         if pair:
             values_at(last.graph, constants)  # raises if a constant differs from those of the other traces
@@ -242,11 +242,11 @@ def _built(
                 counted(last.graph, {t.serial: places[0][x.serial] for x, t in alike if x.serial in places[0]})
             )
         try:  # first, because masks would hide the sums of loops
-            roomy = _in_rooms([lift(graph) for graph in given], at, names, exact)
+            padded = _in_rooms([lift(graph) for graph in given], at, names, exact)
         except UnsizedError:  # such as: memory that is worth it at one size only
-            roomy = _in_rooms(given, at, names, exact)
+            padded = _in_rooms(given, at, names, exact)
     ends = None if gpu else tuple([name for name, f in lengths_of(names).items() if f.size != exact])
-    graphs = [replace(r.graph, ends=ends) for r in roomy]
+    graphs = [replace(r.graph, ends=ends) for r in padded]
     try:
         if pair:
             built = shared_program((one.traced, last.traced), graphs, pair, gpu)
@@ -255,13 +255,13 @@ def _built(
     except (CompileError, ShapeError, DTypeError) as e:
         raise UnsizedError(str(e)) from e
     specs = input_ranges(one.traced.graph), input_ranges(other.traced.graph)
-    both, results = (one, other), roomy[0].results
+    both, results = (one, other), padded[0].results
     return Rooms(built, sizes, source_at, both, results, names, constants, numbers, followed, {}, specs, exact)
 
 
 def _in_rooms(
     graphs: Sequence[Graph], at: Sequence[tuple[int, ...]], names: Sequence[str], exact: int | None
-) -> list[Roomy]:
+) -> list[Padded]:
     """Return what `in_room` makes of the first graph and, if there is a third, of this one."""
     one, other, *last = graphs
     found = [in_room(one, other, Sizes(at[0], at[1]), names, exact)]

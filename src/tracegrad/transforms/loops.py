@@ -305,7 +305,7 @@ def _finished(saved: Sequence[Tensor], roots: Sequence[Tensor], forward: set[int
 
 
 # The type means nothing: a SCAN has many results, and ITEMs read them. `until` is a hyperparameter that holds a length.
-# Elements from this one on change no carry, and nothing reads their results: passes/roomy.py.
+# Elements from this one on change no carry, and nothing reads their results: passes/padded.py.
 SCAN = register(
     Primitive(
         "scan",

@@ -1,4 +1,4 @@
-"""Views in `passes/roomy.py`: the axes of their results, and the elements to mask."""
+"""Views in `passes/padded.py`: the axes of their results, and the elements to mask."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tracegrad.dtypes import Shape
 from tracegrad.ir.nodes import Tensor, bind, rebind
 from tracegrad.kernels.form import UnsizedError
 from tracegrad.passes.growth import Axis, Both, Length, Sizes, joined
-from tracegrad.passes.room import ONE, Room, Value, replaced
+from tracegrad.passes.padding import ONE, Room, Value, replaced
 from tracegrad.prims.folds import GATHER, scatter_add
 from tracegrad.prims.leaves import IOTA
 from tracegrad.prims.views import (

@@ -1,4 +1,4 @@
-"""Helpers of `passes/roomy.py`: masks, coordinates and lengths in a graph whose arrays are larger than a run's."""
+"""Helpers of `passes/padded.py`: masks, coordinates and lengths in a graph whose arrays are larger than a run's."""
 
 from __future__ import annotations
 
@@ -84,13 +84,13 @@ class Room:
             stride = stride * self.part(parts[d])
         return reshape(functools.reduce(operator.add, found), shape)
 
-    def roomy(self, axis: Axis) -> bool:
+    def has_room(self, axis: Axis) -> bool:
         """Return whether an axis can have padding."""
         return any(f.size != self.exact for f in axis.length.factors)
 
     def counting(self, axis: Axis) -> Tensor | None:
         """Return a mask along an axis, True at elements that are not padding; None if there is no padding."""
-        if not self.roomy(axis):
+        if not self.has_room(axis):
             return None
         shape = [self.sizes.of(part)[0] for part in axis.ordered]
         found: Tensor | None = None
@@ -127,7 +127,7 @@ class Room:
 
         Below broadcasts and reshapes, so that all elements of a row keep one index.
         """
-        if not self.roomy(axis):
+        if not self.has_room(axis):
             return index
         if index.prim in (BROADCAST, RESHAPE):
             return rebind(index, [self.placed(index.inputs[0], axis)])

@@ -21,8 +21,8 @@ from tracegrad.kernels.form import UnsizedError
 from tracegrad.methods import METHODS
 from tracegrad.passes.alike import Numbers, aligned, numbered, unnumbered
 from tracegrad.passes.growth import Axis, Grown, Sizes
-from tracegrad.passes.room import ONE, Room, Value, replaced
-from tracegrad.passes.room_views import VIEWS, counted
+from tracegrad.passes.padded_views import VIEWS, counted
+from tracegrad.passes.padding import ONE, Room, Value, replaced
 from tracegrad.prims.folds import GATHER, identity_of
 from tracegrad.prims.leaves import CONST, IOTA, LITERAL, const, fitting, iota, leaf
 from tracegrad.prims.views import RESHAPE, broadcast_to, reshape
@@ -33,7 +33,7 @@ from tracegrad.transforms.loops import Body, graph_of, inner_leaf, item
 LENGTHS = {0: "size of {}", -1: "size of {} - 1", 1: "size of {} + 1"}
 
 
-class Roomy(NamedTuple):
+class Padded(NamedTuple):
     """A graph with room, and how its results depend on sizes."""
 
     graph: Graph
@@ -52,7 +52,7 @@ class Looped(NamedTuple):
 
 
 @ambient.restored
-def in_room(room: Graph, other: Graph, sizes: Sizes, names: Sequence[str], exact: int | None) -> Roomy:
+def in_room(room: Graph, other: Graph, sizes: Sizes, names: Sequence[str], exact: int | None) -> Padded:
     """Return the graph at the room, changed to be correct for smaller sizes too. The sizes become inputs.
 
     other:  the same graph at other sizes.
@@ -66,7 +66,7 @@ def in_room(room: Graph, other: Graph, sizes: Sizes, names: Sequence[str], exact
         walk.nodes(room, other, ({}, {}))
     found = {name: walk.of[t.serial].axes for name, t in room.results.items()}
     graph = room.with_roots([walk.of[t.serial].tensor for t in room.roots])
-    return Roomy(graph, found)
+    return Padded(graph, found)
 
 
 def lengths_of(names: Sequence[str]) -> dict[str, Grown]:
@@ -207,7 +207,7 @@ class _Walk(Room):
             at = inner_leaf("x", TensorType(i32, ()))
             until: dict[str, Any] = {}
             lasts: dict[int, int] = {}
-            if self.roomy(length):
+            if self.has_room(length):
                 new = _unchanged_where(at >= self.scalar(length.length), body, new, t.attrs["reverse"])
                 (factor,) = length.length.factors
                 until = {"until": self.inputs[factor]} if factor in self.inputs else {}
