@@ -41,7 +41,7 @@ def masked(kernel: Kernel, inner: list[Axis]) -> Masked | None:
         if (end := _end(v, inner[0].name)) is not None:
             ends.setdefault(end, set()).add(v)
     for end, hidden in ends.items():
-        known, stores = beyond([s.value for s in kernel.body], hidden), [s for s in kernel.stores if s.inner]
+        known, stores = masked_constants([s.value for s in kernel.body], hidden), [s for s in kernel.stores if s.inner]
         if any(known.get(f.value) != f.prim.identity for f in kernel.folds) or any(
             s.value not in known for s in stores
         ):
@@ -61,7 +61,7 @@ def _end(v: Value, axis: str) -> Index | None:
     return ahead.space.index(others, ahead.const + (v.arg[0] == "less_equal"))
 
 
-def beyond(roots: Iterable[Value], hidden: Set[Value]) -> dict[Value, float]:
+def masked_constants(roots: Iterable[Value], hidden: Set[Value]) -> dict[Value, float]:
     """Return the constants that values are where these masks are false, as far as they are known."""
     found: dict[Value, float] = {}
     for v in walk(roots):
