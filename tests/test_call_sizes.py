@@ -11,6 +11,7 @@ import pytest
 import tracegrad as tg
 from oracle import torch
 from tracegrad import nn, optim
+from tracegrad.engine import forward
 
 RNG = np.random.default_rng(14)
 X = RNG.standard_normal((9, 5, 3)).astype(np.float32)
@@ -168,3 +169,17 @@ def test_a_loss_is_traced_at_compile_with_sizes_that_it_takes() -> None:
         assert "sixes" in str(train.step(x=X[0]).result().error)
     with pytest.raises(tg.ShapeError, match="matmul"):
         tg.compile(model=nn.Linear(4, 2), loss=pairs, inputs={"x": (None, 3)}, optimizer=optim.sgd(0.1), device="cpu")
+
+
+def test_cached_shapes_can_be_read_while_another_thread_adds_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Linear(3, 2)
+    with tg.compile_forward(model=model, forward=lambda m, x: m(x), inputs={"x": ("B", 3)}, seed=0) as f:
+        for rows in (2, 3):
+            f.run(x=X[:rows, 0]).result()
+
+        def read_late(sizes: Any) -> int:
+            f.run(x=X[:4, 0]).result()
+            return sizes[0][1]
+
+        monkeypatch.setattr(forward, "as_read", read_late)
+        assert f.cached_shapes == [2, 3]

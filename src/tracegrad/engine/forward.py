@@ -263,7 +263,7 @@ class CompiledForward(HasStates):
 
         If calls choose several sizes, an entry is a dict such as {"B": 4, "T": 16}. If they choose none, it is None.
         """
-        return [as_read(sizes) for sizes in self._programs.sized.kept]
+        return [as_read(sizes) for sizes in list(self._programs.sized.kept)]  # other threads add some
 
     @helpful
     def close(self) -> None:
