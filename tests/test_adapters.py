@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tracegrad.commands import doctor
 from tracegrad.errors import DeviceError
 from tracegrad.runtime import adapters as finding
 
@@ -80,6 +81,9 @@ def test_an_environment_variable_names_the_adapter(answer: pytest.MonkeyPatch) -
         DeviceError, match=r"TRACEGRAD_ADAPTER is 'Arc', which is in no name of Radeon RX \(Vulkan\), Radeon"
     ):
         chosen("auto")
+    support = finding.check_webgpu()
+    assert not support and support.reason == "no-such-adapter" and "'Arc', which is in no name" in support.message
+    assert "TRACEGRAD_ADAPTER=Arc: TRACEGRAD_ADAPTER is 'Arc'" in "\n".join(doctor._devices())  # pyright: ignore[reportPrivateUsage]
 
 
 def test_a_software_adapter_is_taken_only_by_hand(answer: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from tracegrad import nn, optim
 from tracegrad.dtypes import InputType
 from tracegrad.engine.reference import SWITCH
 from tracegrad.runtime import verify
-from tracegrad.runtime.adapters import AdapterInfo, adapters
+from tracegrad.runtime.adapters import ADAPTER, AdapterInfo, adapters
 from tracegrad.runtime.c_compiler import VARIABLE, compiler
 from tracegrad.testing import Case, switched
 
@@ -288,6 +288,9 @@ def _devices() -> Iterator[str]:
     if compiler() is None and os.environ.get(VARIABLE) != "off":
         yield "  A C compiler (cc, gcc or clang; not on Windows) makes the CPU three to four times as fast,"
         yield "  and makes short steps on a GPU cost the host less."
+    if os.environ.get(ADAPTER):
+        support = tg.check_webgpu()
+        yield f"  {ADAPTER}={os.environ[ADAPTER]}: {support.message}"
     if os.environ.get("TRACEGRAD_DEVICE"):
         yield f'  TRACEGRAD_DEVICE={os.environ["TRACEGRAD_DEVICE"]} overrides what "auto" means'
 

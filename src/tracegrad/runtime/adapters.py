@@ -88,7 +88,8 @@ class WebGPUSupport:
 
     ok:      whether it can. `bool(result)` is `ok`, so `if tg.check_webgpu():` works.
     reason:  "ok", or "software": it works, but slowly, so "auto" does not choose it. Where it cannot work, one of
-             "browser", "no-wgpu", "broken-wgpu", "driver-crashed", "driver-hangs", "no-loader" and "no-driver".
+             "browser", "no-wgpu", "broken-wgpu", "driver-crashed", "driver-hangs", "no-loader", "no-driver" and
+             "no-such-adapter" (see `TRACEGRAD_ADAPTER`).
     message: the reason in a sentence, with a remedy.
     adapter: the GPU that would be used, or None.
 
@@ -116,7 +117,7 @@ class _Answer:
 
 
 def adapters() -> list[AdapterInfo]:
-    """Return all adapters of this machine that can compute, the best first; an empty list without any. Never raises."""
+    """Return all adapters of this machine that can compute, the best first. Never raises."""
     return list(_ask().adapters)
 
 
@@ -132,6 +133,8 @@ def check_webgpu() -> WebGPUSupport:
     answer = _ask()
     if answer.reason:
         return WebGPUSupport(False, answer.reason, _explain(answer))
+    if why := _unnamed(answer):
+        return WebGPUSupport(False, "no-such-adapter", why)
     best = answer.adapters[0]
     if best.software:
         message = f'{best.description} is a software adapter: device="webgpu" works and is slow'
@@ -202,12 +205,17 @@ def _kept(device: str, answer: _Answer, open: Callable[[AdapterInfo], T]) -> T |
 def _chosen(device: str, answer: _Answer) -> AdapterInfo | None:
     """Return the best adapter for "webgpu", or raise; for "auto", the best adapter if it is a real GPU."""
     best = answer.adapters[0] if answer.adapters else None
-    if best is None and device != "auto":
-        raise DeviceError(f'device="webgpu": {_explain(answer)}')
-    if best is not None and _rank(best)[0]:
-        names = ", ".join([a.description for a in answer.adapters])
-        raise DeviceError(f"{ADAPTER} is {os.environ[ADAPTER]!r}, which is in no name of {names}")
+    if why := _unnamed(answer) or (_explain(answer) if best is None and device != "auto" else ""):
+        raise DeviceError(f'device="{device}": {why}')
     return None if best is None or (device == "auto" and best.software) else best
+
+
+def _unnamed(answer: _Answer) -> str:
+    """Return the error if there are adapters, but none with the wanted name; "" if not, and in a tab."""
+    wanted, names = os.environ.get(ADAPTER, ""), ", ".join([a.description for a in answer.adapters])
+    if tab.IN_TAB or not names or wanted.lower() in answer.adapters[0].description.lower():
+        return ""
+    return f"{ADAPTER} is {wanted!r}, which is in no name of {names}; give it a part of one, or unset it"
 
 
 def may_have_gpu() -> bool:
@@ -258,7 +266,6 @@ def enumerate_here() -> list[Any]:
 
 
 def _environment() -> tuple[str, ...]:
-    """Return the environment variables that decide which adapters there are."""
     names = ("VK_ICD_FILENAMES", "VK_DRIVER_FILES", "WGPU_LIB_PATH", "WGPU_BACKEND_TYPE", ADAPTER)
     return tuple(os.environ.get(n, "") for n in names)
 
@@ -372,15 +379,10 @@ def _row(raw: Mapping[str, Any]) -> AdapterInfo:
     info = raw["info"]
     name = str(info["device"] or info["description"] or info["vendor"] or "unnamed adapter")
     kind = str(info["adapter_type"])
-    return AdapterInfo(
-        name=name,
-        backend=str(info["backend_type"]),
-        type=kind,
-        driver=str(info["description"]),
-        software=kind == "CPU" or any(word in name.lower() for word in SOFTWARE),
-        limits={str(k): int(v) for k, v in raw["limits"].items()},
-        features=tuple(sorted(raw["features"])),
-    )
+    software = kind == "CPU" or any(word in name.lower() for word in SOFTWARE)
+    limits = {str(k): int(v) for k, v in raw["limits"].items()}
+    described = name, str(info["backend_type"]), kind, str(info["description"])
+    return AdapterInfo(*described, software, limits, tuple(sorted(raw["features"])))
 
 
 def _rank(a: AdapterInfo) -> tuple[bool, bool, int, int]:
