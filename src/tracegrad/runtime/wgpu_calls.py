@@ -23,7 +23,7 @@ from tracegrad.arrays import Array, np
 from tracegrad.errors import DeviceError, DeviceLostError
 
 # The remedy where a program needs more than a GPU has
-SMALLER = "a smaller batch or model needs less, and device='cpu' has no such limit"
+SMALLER = "device='cpu' has no such limit, and a smaller batch or model can need less"
 
 
 class BoundDispatch(NamedTuple):

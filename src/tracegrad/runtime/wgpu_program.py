@@ -275,7 +275,7 @@ def check_limits(program: Program, limits: Mapping[str, int], features: Set[str]
             label = program.kernels[d.kernel].label
             raise DeviceError(
                 f"kernel {label!r} launches {d.grid} workgroups; {device} allows {most} a dimension "
-                "(max-compute-workgroups-per-dimension)"
+                f"(max-compute-workgroups-per-dimension); {SMALLER}"
             )
 
 
