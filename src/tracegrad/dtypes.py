@@ -10,7 +10,7 @@ from itertools import zip_longest
 from operator import index
 from typing import Any, NamedTuple, SupportsIndex, cast
 
-from tracegrad.errors import CallError, DTypeError, ShapeError, TracegradError
+from tracegrad.errors import CallError, DTypeError, ShapeError, TracegradError, refusing
 from tracegrad.refusals import shown
 
 Shape = tuple[int, ...]
@@ -50,6 +50,7 @@ class DType:
                 )
         return InputType(self, sizes)
 
+    @refusing
     def __call__(self, *_: Any, **__: Any) -> Any:
         """Raise CallError with a remedy: types of NumPy and JAX are functions."""
         name = "tg.bool_" if self.name == "bool" else f"tg.{self.name}"
@@ -103,6 +104,7 @@ class TensorType(NamedTuple):
     dtype: DType
     shape: Shape
 
+    @refusing
     def __call__(self, *_: Any) -> Any:
         """Raise CallError with a remedy: `type` of a tensor of PyTorch is a function."""
         raise CallError.here(f"x.type is the type of a tensor, {self}: write tg.cast(x, tg.f32), or another dtype")

@@ -7,8 +7,9 @@ import linecache
 import os
 import sys
 import threading
+from collections.abc import Callable
 from types import FrameType
-from typing import NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeGuard, TypeVar
 
 __all__ = [
     "AbortedError", "CompileError", "DTypeError", "DeviceError", "DeviceLostError", "InputError", "NonFiniteError",
@@ -253,3 +254,17 @@ def placed(error: E, who: str, site: Site | None) -> E:
     new = type(error)(located(f"{who}: {text}", site))
     new.bare = text
     return new
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def refusing(call: F) -> F:
+    """Mark a `__call__` that only says what to write instead."""
+    call.__dict__["refuses"] = True
+    return call
+
+
+def is_function(value: object) -> TypeGuard[Callable[..., Any]]:
+    """Return whether a call of `value` does more than to say what to write instead."""
+    return callable(value) and not hasattr(type(value).__call__, "refuses")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
-from tracegrad.errors import InputError
+from tracegrad.errors import InputError, is_function
 from tracegrad.refusals import NoNumber, check_takes, shown
 
 Selection = str | Sequence[str] | Callable[[str], bool]
@@ -17,7 +17,7 @@ def matcher(given: Selection, what: str) -> Callable[[str], bool]:
     """Return a function that tells whether a name matches: `*` matches any text, also dots, and `?` one character.
 
     js/checks.js has the same rule. Raises InputError for anything but a pattern, a list of them, or a function."""
-    if callable(given) and not isinstance(given, NoNumber):  # a layer is callable, too
+    if is_function(given) and not isinstance(given, NoNumber):  # a layer is callable, too
         check_takes(what, "parameters", given, ("name",))
         return lambda name: bool(given(name))
     patterns: list[object] = [given] if isinstance(given, str) else list(cast("Iterable[object]", _listed(given, what)))

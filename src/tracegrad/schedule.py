@@ -10,7 +10,7 @@ import numbers
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from tracegrad.errors import CallError, InputError
+from tracegrad.errors import CallError, InputError, refusing
 from tracegrad.hypers import POSITIVE, RANGES, SHARE, checked, checked_whole, kind_of
 from tracegrad.refusals import check_call
 
@@ -40,6 +40,7 @@ class Schedule(Protocol):
                 check_call(f"lr.{kind_of(cls)}", cls.__init__, args, given, bound=1)
             return super().__new__(cls)
 
+        @refusing
         def __call__(self, *_: Any) -> Any:
             raise CallError.here("a schedule is not a function: write schedule.at(step), with steps counted from 1")
 

@@ -207,3 +207,28 @@ def mode_of_compilation():
 def device_that_is_an_object():
     model = nn.Linear(3, 2)
     tg.compile_forward(model=model, forward=lambda m, x: m(x), inputs={"x": (8, 3)}, device=tg.devices()[0])
+
+
+@program("got Linear", "optim.adam(lr=1e-3)", raises=ValueError)
+def schedule_as_optimizer():
+    compiled(optimizer=tg.lr.linear(1.0, 0.0, 5))
+
+
+@program("entry 0 must be a layer or a function")
+def dtype_as_layer():
+    nn.Sequential(tg.f32)
+
+
+@program("loss must be a function", "got f32", raises=ValueError)
+def dtype_as_loss():
+    compiled(loss=tg.f32)
+
+
+@training("callbacks has Linear", "none of the methods", raises=ValueError)
+def schedule_as_callback(train):
+    train.fit(x=X, y=Y, batch_size=8, callbacks=[tg.lr.linear(1.0, 0.0, 5)])
+
+
+@training("run of a CompiledForward", "tg.compile_forward makes another", raises=AttributeError)
+def run_of_a_forward_that_is_assigned(train):
+    train.attach(forward=lambda m, x: m(x), inputs={"x": (8, 3)}).run = print

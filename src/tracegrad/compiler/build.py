@@ -15,7 +15,7 @@ from tracegrad.compiler.pipeline import make_program
 from tracegrad.compiler.step_graph import training_graph
 from tracegrad.compiler.tracing import checked_loss, checked_outputs, sites_of, states_of, traced
 from tracegrad.dtypes import TensorType
-from tracegrad.errors import InputError, TraceError, TracegradError, located
+from tracegrad.errors import InputError, TraceError, TracegradError, is_function, located
 from tracegrad.hypers import NORMAL, PREFIX, UNIT
 from tracegrad.ir import ambient
 from tracegrad.ir.graph import Graph
@@ -141,7 +141,7 @@ class StepSource(NamedTuple):
         check_precision(self.precision)
         optimizer = cast("object", self.optimizer)
         if not isinstance(optimizer, Optimizer):
-            hint = "; call it" if callable(optimizer) else ""
+            hint = "; call it" if is_function(optimizer) else ""
             hint = "; optim.custom(transform) makes an optimizer of it" if isinstance(optimizer, Transform) else hint
             raise InputError.here(
                 f"optimizer must come from tracegrad.optim, such as optim.adam(lr=1e-3); got {shown(optimizer)}{hint}"

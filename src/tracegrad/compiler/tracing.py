@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 from tracegrad.compiler.inputtypes import InputSpec, concrete_type, declared
 from tracegrad.compiler.layout import States
 from tracegrad.dtypes import TensorType, f32
-from tracegrad.errors import CompileError, InputError, Site, TraceError, call_site, located
+from tracegrad.errors import CompileError, InputError, Site, TraceError, call_site, is_function, located
 from tracegrad.ir import ambient
 from tracegrad.ir.nodes import Tensor
 from tracegrad.ir.states import STATE, StateTensor
@@ -97,7 +97,7 @@ def traced(
 
 def check_function(fn: object, what: str) -> None:
     """Raise InputError unless `fn` can be a loss or forward."""
-    if not callable(fn):
+    if not is_function(fn):
         hint = f"; it is called while tracing, so give the function itself, as in {what}={what}"
         raise InputError.here(f"{what} must be a function of the model and the inputs, got {shown(fn)}{hint}")
     for kind, test in (("async", inspect.iscoroutinefunction), ("a generator", inspect.isgeneratorfunction)):

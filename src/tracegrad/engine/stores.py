@@ -304,7 +304,7 @@ class Closing(Helped):
 
         def __setattr__(self, name: str, value: Any) -> None:
             if name in NEVER_SET or (hasattr(type(self), name) and name not in INNER):
-                remedy = found(name, "settings") or "methods such as set, set_lr and reset change it"
+                remedy = found(name, "settings") or found(self.remedies, "settings")
                 what = f"{name} of {article(type(self).__name__)} cannot be assigned"
                 raise MissingNameError.here(f"{what}: {remedy.replace('{}', shown(value))}")
             object.__setattr__(self, name, value)

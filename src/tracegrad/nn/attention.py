@@ -7,7 +7,7 @@ from typing import Any
 
 from tracegrad import init as inits
 from tracegrad.dtypes import check_integers
-from tracegrad.errors import InputError, ShapeError, TraceError
+from tracegrad.errors import InputError, ShapeError, TraceError, is_function
 from tracegrad.hypers import POSITIVE, checked
 from tracegrad.ir.nodes import Tensor
 from tracegrad.nn.layers import LayerNorm, Linear
@@ -196,7 +196,7 @@ class TransformerBlock(Module):
         hidden = 4 * dim if hidden is None else hidden
         self.linear1, self.linear2 = Linear(dim, hidden, bias), Linear(hidden, dim, bias)
         self.norm1, self.norm2 = LayerNorm(dim, eps, bias), LayerNorm(dim, eps, bias)
-        if not callable(activation):
+        if not is_function(activation):
             raise InputError.here(
                 f"TransformerBlock: activation must be a function, such as tg.gelu, got {activation!r}"
             )

@@ -13,7 +13,7 @@ from typing import Any, cast, overload
 
 from tracegrad import init as inits
 from tracegrad.dtypes import check_integers
-from tracegrad.errors import ShapeError, TraceError
+from tracegrad.errors import ShapeError, TraceError, is_function
 from tracegrad.initializer import Initializer
 from tracegrad.ir import ambient
 from tracegrad.ir.nodes import Tensor
@@ -183,7 +183,7 @@ class Sequential(Module):
 
     def __init__(self, *layers: Any) -> None:
         for k, layer in enumerate(layers):
-            if not callable(layer) or isinstance(layer, type):
+            if not is_function(layer) or isinstance(layer, type):
                 hint = ": make one of it, as in nn.Linear(3, 4)" if isinstance(layer, type) else ""
                 hint = "; write nn.Sequential(*layers)" if isinstance(layer, (list, tuple)) else hint
                 raise TraceError.here(f"Sequential: entry {k} must be a layer or a function, got {shown(layer)}{hint}")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from tracegrad.engine.stepper import Snapshot, restore_all, take_all
-from tracegrad.errors import InputError
+from tracegrad.errors import InputError, is_function
 from tracegrad.hypers import AT_LEAST_0, checked, checked_whole
 from tracegrad.refusals import check_takes, helpful, shown
 from tracegrad.training.events import EventFile
@@ -33,9 +33,9 @@ def listed(callbacks: Any) -> list[Any]:
     for c in several:
         if isinstance(c, type):
             raise InputError.here(f"fit: callbacks has the class {c.__name__}; make one: {c.__name__}(...)")
-        if not callable(c) and not any(hasattr(c, name) for name in EVENTS):
+        if not is_function(c) and not any(hasattr(c, name) for name in EVENTS):
             names = ", ".join(EVENTS)
-            raise InputError.here(f"fit: callbacks has {shown(c)}, which has none of the methods {names}")
+            raise InputError.here(f"fit: callbacks has {shown(c)}, which has none of the methods {names}; define one")
     return several
 
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 from tracegrad.arrays import np
 from tracegrad.engine.pending import Pending
 from tracegrad.engine.results import CompletedStep, StepResult
-from tracegrad.errors import InputError
+from tracegrad.errors import InputError, is_function
 from tracegrad.hypers import checked_whole
 from tracegrad.lr import plateau_of
 from tracegrad.refusals import check_takes, shown
@@ -141,7 +141,7 @@ def _check_metrics(metrics: Any, validation: Any) -> None:
     if validation is None:
         raise InputError.here("fit: metrics= are measured on held-out data; pass validation= too, such as 0.1")
     functions = [*cast("Mapping[str, Any]", metrics).values()] if isinstance(metrics, Mapping) else [None]
-    if not all(callable(f) and getattr(f, "__module__", "") != "tracegrad.metrics" for f in functions):
+    if not all(is_function(f) and getattr(f, "__module__", "") != "tracegrad.metrics" for f in functions):
         raise InputError.here(
             "fit: metrics must be a dict of functions of the model and the inputs, such as "
             "{'accuracy': lambda m, x, y: tg.metrics.accuracy(m(x), y)}"
