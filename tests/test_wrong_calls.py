@@ -66,6 +66,14 @@ OPS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: tg.arange(0, 1e39, 5e38),
         "start, stop and step must be finite numbers of f32, and step not 0; got 0, 1e+39, 5e+38",
     ),
+    "linspace: integer": (
+        lambda: tg.linspace(-(10**400), 0, 3),
+        "start and stop must be finite numbers of f32, got -1000",
+    ),
+    "arange: integer": (
+        lambda: tg.arange(0, 2**200, 2**199),
+        "start, stop and step must be finite numbers of f32, and step not 0; got 0, 16069",
+    ),
     "max_pool2d: bias": (
         lambda: tg.max_pool2d(f(1, 1, 4, 4), 2, bias=f(1)),  # type: ignore[call-arg]
         "there is no argument 'bias': add it to the result y, as in y + b, or y + b[:, None, None] for images",

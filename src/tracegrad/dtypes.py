@@ -88,8 +88,8 @@ def nearest_f32(x: float) -> float:
     """Round `x` to f32. Too large numbers become infinite."""
     try:
         return struct.unpack("<f", struct.pack("<f", x))[0]
-    except OverflowError:
-        return math.copysign(math.inf, x)
+    except (OverflowError, struct.error):  # of a float, and of an int
+        return math.inf if x > 0 else -math.inf
 
 
 class TensorType(NamedTuple):
