@@ -28,6 +28,11 @@ def shown(x: Tensor, ahead: int = 0, behind: int = 0, strict: bool = False) -> T
     return j < i if strict else j <= i
 
 
+def steps(rows: int) -> Tensor:
+    """A column of 0, 0, 0, 0, 0, 1, 1, ..., whose index divides."""
+    return tg.reshape(tg.broadcast_to(tg.arange(rows)[:, None], (rows, 5)), (-1, 1))[:rows]
+
+
 def softmax(x: Tensor, mask: Tensor) -> Tensor:
     """The kernels of attention: what is hidden is 0."""
     e = tg.exp(x - tg.max(tg.where(mask, x, -np.inf), -1, keepdims=True))
@@ -44,19 +49,21 @@ FUNCTIONS: dict[str, Function] = {
     "gradient": gradient,
     "ahead, strict": lambda x, y: softmax(x, shown(x, 5, strict=True)),
     "behind": lambda x, y: softmax(x, shown(x, 0, 3)),
-    "far behind": lambda x, y: softmax(x, shown(x, 0, 900)),
+    "far behind": lambda x, y: softmax(x, shown(x, 0, 110)),
     "and another mask": lambda x, y: softmax(x, tg.logical_and(y > 0, shown(x))),
     "band": lambda x, y: softmax(x, tg.logical_and(shown(x), tg.logical_not(shown(x, 0, 4)))),
     "sums alone": lambda x, y: tg.sum(tg.where(shown(x), x * y, 0.0), -1),
     "minus zeros": lambda x, y: tg.where(shown(x), x - tg.sum(tg.where(shown(x), y, 0.0), -1, keepdims=True), 0.0) * -2,
     # the rows of these do not end
     "other half": lambda x, y: softmax(x, tg.logical_not(shown(x))),
+    "other order": lambda x, y: tg.sum(tg.where(tg.arange(x.shape[-2])[:, None] <= tg.arange(x.shape[-1]), x, 0.0), -1),
+    "steps": lambda x, y: tg.sum(tg.where(tg.arange(x.shape[-1]) <= steps(x.shape[-2]), x, 0.0), -1),
     "infinite factor": lambda x, y: softmax(x, shown(x)) * np.float32(np.inf),
     "all is stored": lambda x, y: x - tg.sum(tg.where(shown(x), x, 0.0), -1, keepdims=True),
     "ones are summed": lambda x, y: tg.sum(tg.where(shown(x), x, 1.0), -1),
 }
-WHOLE = {"other half", "infinite factor", "all is stored", "ones are summed"}
-SHAPES = [(1, LONG + 1, LONG + 1), (2, 40, 100)]
+WHOLE = {"other half", "other order", "steps", "infinite factor", "all is stored", "ones are summed"}
+SHAPES = [(1, LONG + 1, LONG + 1), (2, 140, 100)]
 
 
 def of_all(x: Tensor, y: Tensor) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
@@ -66,8 +66,13 @@ def by_rows(cases: Sequence[Case], program_of: Callable[[Case], Program]) -> Ite
 def together(test: Callable[..., None]) -> Callable[..., None]:
     """A test that runs twice: first with kernels in NumPy, then in C, where its programs share libraries.
 
-    So the compiler starts once or twice and not once a program. All programs must have the same flags.
+    So the compiler starts once or twice and not once a program. All programs must have the same flags. What the test
+    changes by `monkeypatch` is undone after each time.
     """
+
+    def once(args: Any, kwargs: Mapping[str, Any]) -> None:
+        with pytest.MonkeyPatch.context() as own:
+            test(*args, **{k: own if isinstance(x, pytest.MonkeyPatch) else x for k, x in kwargs.items()})
 
     @functools.wraps(test)
     def twice(*args: Any, **kwargs: Any) -> None:
@@ -89,7 +94,7 @@ def together(test: Callable[..., None]) -> Callable[..., None]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(CpuSession, "_begun", noted)
             try:
-                test(*args, **kwargs)
+                once(args, kwargs)
             except AssertionError:  # NumPy can round otherwise
                 if not programs:
                     raise
@@ -97,7 +102,7 @@ def together(test: Callable[..., None]) -> Callable[..., None]:
         if programs:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(CpuSession, "_begun", compiled)
-                test(*args, **kwargs)
+                once(args, kwargs)
 
     return twice
 
