@@ -43,6 +43,15 @@ export function within(what, check) {
   }
 }
 
+/** Send a call to a worker. Throw InputError for an argument that no worker can receive, such as a canvas. */
+export function send(worker, call) {
+  try {
+    worker.postMessage(call);
+  } catch (e) {
+    throw inputError(`${call.method}: a worker cannot receive a value: pass numbers, nested lists, typed arrays or {data, shape}, and of a canvas getImageData(...).data. ${e.message}`);
+  }
+}
+
 // --- numbers ---
 
 const RATE = { low: 0 };

@@ -38,7 +38,7 @@ export function inRoom(programs, given, what, n = 0) {
   const most = mostOf(programs);
   const sizes = given !== undefined ? sizesIn(fieldsOf(first), most, given, what, n) : mapped(room.sizes, ([, high]) => high);
   const on = programs.find(({ program: { meta } }) => Object.entries(meta.room.sizes).every(([name, [low, high]]) => low <= sizes[name] && sizes[name] <= high));
-  if (!on) throw inputError(`${what}: the model does not take sizes of ${asGiven(sizes)}; the export has no program for them`);
+  if (!on) throw inputError(`${what}: the model does not take sizes of ${asGiven(sizes)}`);
   const { program } = on, { numbers = {}, specs = {}, results = {} } = program.meta.room;
   const then = following(program.meta.room, sizes);
   const own = fieldsOf(program);

@@ -1,6 +1,6 @@
 // The page's side: a training in a worker, reached by messages; and functions that need no training.
 
-import { fault, inputError, mapped } from "./checks.js";
+import { fault, mapped, send } from "./checks.js";
 import { lossesOf, readManifest } from "./manifest.js";
 import { adapterName, findAdapter } from "./session.js";
 import { serve } from "./serve.js";
@@ -94,13 +94,8 @@ class Remote {
     if (this.ended) return Promise.reject(this.ended);
     return new Promise((resolve, reject) => {
       const id = this.next++;
+      send(this.worker, { id, method, args }); // if this throws, the promise rejects
       this.waiting.set(id, { resolve, reject });
-      try {
-        this.worker.postMessage({ id, method, args });
-      } catch (e) {
-        this.waiting.delete(id);
-        reject(inputError(`${method}: a worker cannot receive a value: pass numbers, nested lists, typed arrays or {data, shape}, and of a canvas getImageData(...).data. ${e.message}`));
-      }
     });
   }
 
