@@ -219,10 +219,9 @@ def fitting(value: Any, dtype: DType) -> bool | int | float:
     chosen = hasattr(value, "as_float")  # a number that follows from sizes of calls must not become a plain one
     if dtype.is_float:
         return value.as_float() if chosen else float(value)
-    if dtype.is_int and chosen and isinstance(value, int) and LOW[dtype.name] <= value <= HIGH[dtype.name]:
-        return value
-    if dtype.is_int and float(value).is_integer() and LOW[dtype.name] <= value <= HIGH[dtype.name]:
-        return int(value)
+    kept = chosen and isinstance(value, int)
+    if dtype.is_int and (kept or float(value).is_integer()) and LOW[dtype.name] <= value <= HIGH[dtype.name]:
+        return value if kept else int(value)
     if dtype.name == "bool" and value in (0, 1):
         return bool(value)
     raise DTypeError(f"the number {value!r} does not fit {dtype}: the value would change; use tg.cast(x, dtype)")
