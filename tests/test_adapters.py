@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -12,7 +13,8 @@ import pytest
 
 from tracegrad.commands import doctor
 from tracegrad.errors import DeviceError
-from tracegrad.runtime import adapters as finding
+from tracegrad.runtime import adapter_probe, adapters as finding
+from tracegrad.runtime.wgpu_adapter import ADAPTER, AdapterInfo
 
 SUPPORT = finding.check_webgpu()
 SRC = str(Path(__file__).parent.parent / "src")
@@ -33,15 +35,15 @@ def fake(name: str, kind: str, backend: str = "Vulkan") -> dict[str, object]:
 
 @pytest.fixture
 def answer(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
-    """The child's answer can be set by monkeypatching finding.PROBE; caches are cleared around it."""
-    finding._ANSWERS.clear()  # pyright: ignore[reportPrivateUsage]
+    """The child's answer can be set by monkeypatching adapter_probe.PROBE; caches are cleared around it."""
+    adapter_probe.ANSWERS.clear()
     monkeypatch.setattr(finding, "may_have_gpu", lambda: True)
     yield monkeypatch
     monkeypatch.undo()
-    finding._ANSWERS.clear()  # pyright: ignore[reportPrivateUsage]
+    adapter_probe.ANSWERS.clear()
 
 
-def chosen(device: str) -> finding.AdapterInfo | None:
+def chosen(device: str) -> AdapterInfo | None:
     """The adapter that `device` means."""
     return finding.opened(finding.search(device), lambda adapter: adapter)
 
@@ -57,7 +59,7 @@ def test_a_real_adapter_is_taken_before_software_and_opengl(answer: pytest.Monke
         fake("RTX", "DiscreteGPU", "OpenGL"),
         fake("RTX", "DiscreteGPU"),
     ]
-    answer.setattr(finding, "PROBE", says(*rows))
+    answer.setattr(adapter_probe, "PROBE", says(*rows))
     assert [a.description for a in finding.adapters()] == ["RTX (Vulkan)", "Arc (Vulkan)", "llvmpipe (Vulkan)"]
     assert finding.check_webgpu().reason == "ok"
     found = chosen("auto")
@@ -70,13 +72,13 @@ def test_an_environment_variable_names_the_adapter(answer: pytest.MonkeyPatch) -
         fake("Radeon RX", "DiscreteGPU", "D3D12"),
         fake("Iris Xe", "IntegratedGPU"),
     ]
-    answer.setattr(finding, "PROBE", says(*rows))
+    answer.setattr(adapter_probe, "PROBE", says(*rows))
     for wanted, name in (("", "Radeon RX (Vulkan)"), ("iris", "Iris Xe (Vulkan)"), ("d3d12", "Radeon RX (D3D12)")):
-        answer.setenv(finding.ADAPTER, wanted)
+        answer.setenv(ADAPTER, wanted)
         for device in ("auto", "webgpu"):
             found = chosen(device)
             assert found is not None and found.description == name, (wanted, device)
-    answer.setenv(finding.ADAPTER, "Arc")
+    answer.setenv(ADAPTER, "Arc")
     with pytest.raises(
         DeviceError, match=r"TRACEGRAD_ADAPTER is 'Arc', which is in no name of Radeon RX \(Vulkan\), Radeon"
     ):
@@ -87,7 +89,7 @@ def test_an_environment_variable_names_the_adapter(answer: pytest.MonkeyPatch) -
 
 
 def test_a_software_adapter_is_taken_only_by_hand(answer: pytest.MonkeyPatch) -> None:
-    answer.setattr(finding, "PROBE", says(fake("SwiftShader Device", "Unknown")))
+    answer.setattr(adapter_probe, "PROBE", says(fake("SwiftShader Device", "Unknown")))
     support = finding.check_webgpu()
     assert support.ok and support.reason == "software" and "software adapter" in support.message
     assert chosen("auto") is None
@@ -106,8 +108,8 @@ def test_a_software_adapter_is_taken_only_by_hand(answer: pytest.MonkeyPatch) ->
     ids=["abort", "exit", "import error", "hang", "opengl only"],
 )
 def test_why_there_is_no_webgpu_in_plain_words(answer: pytest.MonkeyPatch, probe: str, reason: str, words: str) -> None:
-    answer.setattr(finding, "PROBE", probe)
-    answer.setattr(finding, "PROBE_SECONDS", 2)
+    answer.setattr(adapter_probe, "PROBE", probe)
+    answer.setattr(adapter_probe, "PROBE_SECONDS", 2)
     support = finding.check_webgpu()
     assert not support and support.adapter is None and support.reason.startswith(reason)
     with pytest.raises(DeviceError, match=words):
@@ -116,7 +118,7 @@ def test_why_there_is_no_webgpu_in_plain_words(answer: pytest.MonkeyPatch, probe
 
 
 def test_without_the_wgpu_package_the_message_says_how_to_get_it(answer: pytest.MonkeyPatch) -> None:
-    answer.setattr(finding.importlib.util, "find_spec", lambda name: None)
+    answer.setattr(importlib.util, "find_spec", lambda name: None)
     support = finding.check_webgpu()
     assert support.reason == "no-wgpu" and "pip install" in support.message
 
@@ -133,8 +135,8 @@ def test_asking_for_adapters_prints_nothing_and_loads_no_wgpu() -> None:
 def test_what_opens_a_device_is_imported_where_there_may_be_one(gpu: bool, loaded: list[str]) -> None:
     """And before `session_factory` returns: its caller compiles next, and the imports would wait for that."""
     code = (
-        "import sys, tracegrad.entrypoints as e; from tracegrad.runtime import adapters as a\n"
-        f"a.may_have_gpu = lambda: {gpu}; a.remembered.take = lambda: None; a._started_child = lambda: None\n"
+        "import sys, tracegrad.entrypoints as e; from tracegrad.runtime import adapter_probe as p, adapters as a\n"
+        f"a.may_have_gpu = lambda: {gpu}; a.remembered.take = lambda: None; p.started_child = lambda: None\n"
         "e.session_factory('auto')(); "
         "print([m for m in ('wgpu', 'tracegrad.runtime.wgpu_session') if m in sys.modules])"
     )

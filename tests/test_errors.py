@@ -15,7 +15,7 @@ import tracegrad as tg
 from models import SineMLP, sine_loss, sine_predict
 from tracegrad import nn, optim
 from tracegrad.nn.module import Module
-from tracegrad.runtime import adapters
+from tracegrad.runtime import adapter_probe
 
 HERE = Path(__file__)
 SOURCE = HERE.read_text(encoding="utf-8").splitlines()
@@ -426,7 +426,7 @@ def test_a_device_that_is_none() -> None:
 
 
 def test_a_missing_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapters, "_ask", lambda *_: adapters._Answer(reason="no-driver"))
+    monkeypatch.setattr(adapter_probe, "ask", lambda *_: adapter_probe.Answer(reason="no-driver"))
     with pytest.raises(tg.DeviceError) as e:
         model, adam = SineMLP(8), optim.adam()
         tg.compile(model=model, loss=sine_loss, inputs=INPUTS, optimizer=adam, device="webgpu")  # HERE adapter

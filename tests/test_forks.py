@@ -23,9 +23,10 @@ import tracegrad as tg
 from tracegrad import kernel_source, nn, optim
 from tracegrad.engine.worker import Worker
 from tracegrad.render.c_engine import ENGINE
-from tracegrad.runtime.adapters import check_webgpu, enumerate_here
+from tracegrad.runtime.adapters import check_webgpu
 from tracegrad.runtime.c_compiler import compiler_named
 from tracegrad.runtime.process import Generation
+from tracegrad.runtime.wgpu_adapter import enumerate_here
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork"),

@@ -17,7 +17,7 @@ from tracegrad import lr, nn, optim
 from tracegrad.compiler.dispatches import _marked, dispatches_of  # pyright: ignore[reportPrivateUsage]
 from tracegrad.compiler.pipeline import optimize
 from tracegrad.kernels.costs import Cost
-from tracegrad.runtime import adapters, wgpu_timing
+from tracegrad.runtime import wgpu_adapter, wgpu_timing
 
 SHAPES = {"x": (16, 2), "y": (16, 1)}
 RNG = np.random.default_rng(0)
@@ -370,7 +370,7 @@ def test_what_profile_refuses():
 @quiet
 @pytest.mark.usefixtures("webgpu")
 def test_a_device_without_timestamps_is_waited_for(monkeypatch):
-    monkeypatch.setattr(adapters, "FEATURES", ())
+    monkeypatch.setattr(wgpu_adapter, "FEATURES", ())
     with compiled(device="webgpu") as t:
         p = t.profile(2)
         assert all(row.seconds > 0 for row in p.rows)

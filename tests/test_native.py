@@ -18,7 +18,7 @@ import pytest
 from tracegrad.errors import CompileError, DeviceError, DeviceLostError, InputError
 from tracegrad.kernel_source import Binding, KernelSource, Shader, Texts
 from tracegrad.program import Buffer, Dispatch, Field, Program
-from tracegrad.runtime import adapters as finding, wgpu_compiled
+from tracegrad.runtime import adapters as finding, wgpu_adapter, wgpu_compiled
 from tracegrad.runtime.c_compiler import VARIABLE, compiler
 from tracegrad.runtime.wgpu_calls import Calls
 from tracegrad.runtime.wgpu_compiled import CompiledCalls
@@ -397,7 +397,7 @@ def test_compiled_calls_that_cannot_be_had_or_compute_wrongly_give_way_to_python
 @needs_adapter
 def test_another_wgpu_than_the_one_whose_handles_are_known_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert SUPPORT.adapter is not None
-    monkeypatch.setattr(finding, "PINNED", "0.1.")
+    monkeypatch.setattr(wgpu_adapter, "PINNED", "0.1.")
     with pytest.raises(DeviceError, match=r"this is wgpu 0\.32\.\d+, tracegrad needs 0\.1\.x\); pip install"):
         NativeSession(SUPPORT.adapter)
 

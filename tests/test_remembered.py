@@ -15,7 +15,8 @@ import pytest
 
 from test_adapters import chosen, fake, says
 from tracegrad.errors import DeviceError
-from tracegrad.runtime import adapters as finding, remembered
+from tracegrad.runtime import adapter_probe, adapters as finding, remembered
+from tracegrad.runtime.wgpu_adapter import AdapterInfo
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="kept on POSIX systems only")
 ROWS = [fake("RTX", "DiscreteGPU")]
@@ -29,23 +30,23 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(finding, "may_have_gpu", lambda: True)
-    monkeypatch.setattr(finding, "PROBE", says(*ROWS))
-    finding._ANSWERS.clear()  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(adapter_probe, "PROBE", says(*ROWS))
+    adapter_probe.ANSWERS.clear()
     yield tmp_path / "tracegrad"
-    finding._ANSWERS.clear()  # pyright: ignore[reportPrivateUsage]
+    adapter_probe.ANSWERS.clear()
 
 
 def another_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Act as if this process had just begun, and return the list of later questions to a child."""
-    finding._ANSWERS.clear()  # pyright: ignore[reportPrivateUsage]
+    adapter_probe.ANSWERS.clear()
     asked: list[str] = []
-    start = finding._started_child  # pyright: ignore[reportPrivateUsage]
+    start = adapter_probe.started_child
 
     def counted() -> subprocess.Popen[bytes] | None:
         asked.append("child")
         return start()
 
-    monkeypatch.setattr(finding, "_started_child", counted)
+    monkeypatch.setattr(adapter_probe, "started_child", counted)
     return asked
 
 
@@ -61,7 +62,7 @@ def test_what_may_crash_is_not_remembered_until_it_has_not(cache: Path, monkeypa
     chosen("webgpu")
     another_process(monkeypatch)
 
-    def crashing(adapter: finding.AdapterInfo) -> None:
+    def crashing(adapter: AdapterInfo) -> None:
         assert not list(cache.glob("adapters-*.json"))  # a crash here leaves nothing behind
         raise KeyboardInterrupt
 
@@ -76,7 +77,7 @@ def test_an_adapter_that_does_not_open_is_asked_for_anew(cache: Path, monkeypatc
     remembered.keep([fake("gone", "DiscreteGPU")])
     asked = another_process(monkeypatch)
 
-    def picky(adapter: finding.AdapterInfo) -> str:
+    def picky(adapter: AdapterInfo) -> str:
         if adapter.name == "gone":
             raise DeviceError("gone (Vulkan) is no longer available")
         return adapter.name
@@ -150,7 +151,7 @@ def test_many_at_once_see_all_of_it_or_nothing(cache: Path) -> None:
 
 
 def test_no_answer_is_kept_of_a_machine_without_adapters(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(finding, "PROBE", "import os; os.abort()")
+    monkeypatch.setattr(adapter_probe, "PROBE", "import os; os.abort()")
     with pytest.raises(DeviceError, match="crashed"):
         chosen("webgpu")
     assert chosen("auto") is None and not list(cache.glob("*"))
@@ -160,9 +161,9 @@ def test_a_process_that_trains_leaves_what_the_next_one_uses(webgpu: None, tmp_p
     code = """
 import sys, warnings; warnings.simplefilter("ignore")
 import tracegrad as tg
-from tracegrad.runtime import adapters
+from tracegrad.runtime import adapter_probe
 if sys.argv[1] == "trust":
-    adapters._started_child = None  # asking would raise
+    adapter_probe.started_child = None  # asking would raise
 from models import sine
 train = tg.compile(**sine(8, 4).arguments(), seed=1, device="webgpu")
 print(train.step(x=[[0.5]] * 8, y=[[0.1]] * 8).loss)
@@ -178,7 +179,7 @@ print(train.step(x=[[0.5]] * 8, y=[[0.1]] * 8).loss)
 
 
 def test_where_only_software_is_remembered_auto_loads_no_wgpu(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(finding, "PROBE", says(fake("llvmpipe", "CPU")))
+    monkeypatch.setattr(adapter_probe, "PROBE", says(fake("llvmpipe", "CPU")))
     assert chosen("auto") is None
     asked = another_process(monkeypatch)
     loaded: list[str] = []
@@ -189,7 +190,7 @@ def test_where_only_software_is_remembered_auto_loads_no_wgpu(cache: Path, monke
 
 TYPES = """
 import cffi.cparser, sys
-from tracegrad.runtime.adapters import load_wgpu
+from tracegrad.runtime.wgpu_adapter import load_wgpu
 parsed, parse = [], cffi.cparser.Parser._parse
 cffi.cparser.Parser._parse = lambda self, source: parsed.append(len(source)) or parse(self, source)
 if sys.argv[1] == "known":

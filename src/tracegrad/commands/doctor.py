@@ -23,8 +23,9 @@ from tracegrad import nn, optim
 from tracegrad.dtypes import InputType
 from tracegrad.engine.reference import SWITCH
 from tracegrad.runtime import verify
-from tracegrad.runtime.adapters import ADAPTER, AdapterInfo, adapters
+from tracegrad.runtime.adapters import adapters
 from tracegrad.runtime.c_compiler import VARIABLE, compiler
+from tracegrad.runtime.wgpu_adapter import ADAPTER, AdapterInfo
 from tracegrad.testing import Case, switched
 
 Array = npt.NDArray[Any]

@@ -28,12 +28,12 @@ from typing import Any
 from tracegrad.arrays import np
 from tracegrad.errors import DeviceError, DeviceLostError, TracegradError
 from tracegrad.program import Program
-from tracegrad.runtime.adapters import AdapterInfo, load_wgpu, open_device
 from tracegrad.runtime.base import DeviceInfo, Timings, as_run, check_within, persistent
 from tracegrad.runtime.c_compiler import compiler
 from tracegrad.runtime.cache import Verdicts
 from tracegrad.runtime.memory import check_memory
 from tracegrad.runtime.process import in_background
+from tracegrad.runtime.wgpu_adapter import AdapterInfo, load_wgpu, open_device
 from tracegrad.runtime.wgpu_calls import Calls, Commands, Copy, LogTap, device_error
 from tracegrad.runtime.wgpu_compiled import SOURCE, CompiledCalls
 from tracegrad.runtime.wgpu_program import COPY_DST, MAP_READ, Loaded, Shared, build, check_limits, resized
