@@ -125,7 +125,7 @@ NEED_NUMPY |= {"runtime.inexact", "runtime.points", "runtime.repeated", "runtime
 NEED_NUMPY |= {
     "runtime.cpu_verify",
     "runtime.wgpu_verify",
-    "runtime.bench",
+    "runtime.trial_program",
     "runtime.recorded",
 }
 NEED_NUMPY |= {"runtime.wgpu_timing", "introspection.profile"}  # what measures devices, which no browser lets Python do

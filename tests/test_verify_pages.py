@@ -158,12 +158,12 @@ def checked(device: Any, program: Program, *, some: bool = False) -> tuple[int, 
     data = facts["program"] | {
         "kernels": [kernels[k] if isinstance(k, int) else k for k in facts["program"]["kernels"]]
     }
-    bench = Program.from_data(data)
-    assert any(d.kernel for d in bench.dispatches)
+    trials = Program.from_data(data)
+    assert any(d.kernel for d in trials.dispatches)
     if some:
         assert facts["groups"]
-        bench = with_some_groups(bench, facts["groups"])
-    handle = device.load(bench)
+        trials = with_some_groups(trials, facts["groups"])
+    handle = device.load(trials)
     table = np.concatenate([bits_of(entry, facts["seeds"][0]) for entry in facts["table"]])
     (outputs,) = device.run(handle, [{"table": table, "picks": check.arrays["picks"]}]).outputs()
     device.unload(handle)
@@ -182,15 +182,15 @@ def checked(device: Any, program: Program, *, some: bool = False) -> tuple[int, 
     return compared, halves
 
 
-def with_some_groups(bench: Program, groups: list[list[int]]) -> Program:
+def with_some_groups(trials: Program, groups: list[list[int]]) -> Program:
     """The function of js/verify.js."""
     dispatches: list[Dispatch] = []
-    for n, d in enumerate(bench.dispatches):
-        kernel = bench.kernels[d.kernel]
+    for n, d in enumerate(trials.dispatches):
+        kernel = trials.kernels[d.kernel]
         some = [replace(d, offsets=(*d.offsets, first), grid=(size, 1)) for of, first, size in groups if of == n]
         dispatches += some or [replace(d, grid=kernel.serial_grid) if kernel.serial_wgsl else d]
-    kernels = tuple([k.without_barriers() for k in bench.kernels])
-    return replace(bench, kernels=kernels, dispatches=tuple(dispatches))
+    kernels = tuple([k.without_barriers() for k in trials.kernels])
+    return replace(trials, kernels=kernels, dispatches=tuple(dispatches))
 
 
 def test_the_check_of_a_page_in_half_precision(device: Any) -> None:

@@ -1,7 +1,7 @@
 """Record data to check a program's kernels in a browser, with expected results, which js/verify.js cannot compute.
 
-The record is the bench that `wgpu_verify` runs natively, with the expected results. It contains no patterns, because
-js/verify.js makes the same ones.
+The record is the program of trials that `wgpu_verify` runs natively, with the expected results. It contains no
+patterns, because js/verify.js makes the same ones.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from tracegrad.kernel_source import KernelSource
 from tracegrad.kernels.form import Kernel
 from tracegrad.kernels.tiling import group_of
 from tracegrad.program import Dispatch, Program
-from tracegrad.runtime.bench import Bench, TrialDispatch
 from tracegrad.runtime.inexact import EPS, NOTHING, Check
 from tracegrad.runtime.points import largest
 from tracegrad.runtime.repeated import STRIDE, Patterns, drawn, kind_of
+from tracegrad.runtime.trial_program import TrialDispatch, TrialProgram
 from tracegrad.runtime.trials import SEED, Layout, Plan, Trial, indexed, layout_of, plan_of, sizes_of, trials_with
 
 MOST = 256  # elements to record of one store: they make up most of the file
@@ -67,23 +67,24 @@ def recorded(program: Program, lines: Mapping[int, Sequence[str]]) -> Recorded |
     both = [(Patterns(s, strict=False), ()) for s in seeds]
     trials = list(zip(*[trials_with(plan, both) for plan in plans]))
     tries = [[(trial, list(map(_expected, trial.checks))) for trial in those] for those in trials]
-    bench, checks = _on_bench(kernels, [firsts[int(n)].grid for n in kernels], tries[0])
-    sizes = {"table": sum(x.size for x in bench.table), "picks": sum(x.size for x in bench.picks)}
-    data = bench.program(sizes).to_data()
+    all_trials, checks = _program_of_trials(kernels, [firsts[int(n)].grid for n in kernels], tries[0])
+    sizes = {"table": sum(x.size for x in all_trials.table), "picks": sum(x.size for x in all_trials.picks)}
+    data = all_trials.built(sizes).to_data()
     data["kernels"] = [numbers.get(k["wgsl"], k) for k in data["kernels"]]
     values = [[e for _, expected in those for e in expected] for those in tries]
-    found = [_bits(bench.found, checks, values[0], those) for those in values]
-    groups = dict(zip(bench.tried, map(some_groups, plans)))
+    found = [_bits(all_trials.found, checks, values[0], those) for those in values]
+    groups = dict(zip(all_trials.tried, map(some_groups, plans)))
     facts = {
         "program": data,
         "groups": [[n, *run] for n, runs in groups.items() for run in runs],
-        "table": list(map(list, bench.entries)),
+        "table": list(map(list, all_trials.entries)),
         "seeds": seeds,
         "checks": checks,
         "allowed": [[e.allowed for e in those] for those in values],
         "lines": {n: list(lines.get(int(n), ())) for n in kernels},
     }
-    return Recorded(facts, {"picks": np.concatenate(bench.picks), **{f"found.{k}": x for k, x in enumerate(found)}})
+    arrays = {"picks": np.concatenate(all_trials.picks)}
+    return Recorded(facts, arrays | {f"found.{k}": x for k, x in enumerate(found)})
 
 
 def _checkable(
@@ -96,20 +97,20 @@ def _checkable(
     return kernels, [kernels[str(n)] for n, found in examples.items() if found]
 
 
-def _on_bench(
+def _program_of_trials(
     kernels: Mapping[str, Placed], grids: Sequence[tuple[int, int]], tries: Sequence[tuple[Trial, Sequence[Expected]]]
-) -> tuple[Bench, list[list[Any]]]:
-    """Return the bench that runs the kernels, and its checks: kernel, type, and place and number of the results."""
-    bench, checks = Bench(sizes_of(layout for _, layout in kernels.values())), list[list[Any]]()
+) -> tuple[TrialProgram, list[list[Any]]]:
+    """Return the program that runs the kernels, and its checks: kernel, type, and place and number of the results."""
+    all_trials, checks = TrialProgram(sizes_of(layout for _, layout in kernels.values())), list[list[Any]]()
     for n, grid, (trial, expected) in zip(map(int, kernels), grids, tries):
-        bench.add(_looking_at(trial, expected), TrialDispatch(grid, constant=True))
+        all_trials.add(_looking_at(trial, expected), TrialDispatch(grid, constant=True))
         kinds = ["bool" if c.slot.dtype.name == "bool" else c.array[1] for c in trial.checks]
-        checks += [[n, *row] for row in zip(kinds, bench.places[-1], [e.at.size for e in expected])]
-    return bench, checks
+        checks += [[n, *row] for row in zip(kinds, all_trials.places[-1], [e.at.size for e in expected])]
+    return all_trials, checks
 
 
 def _bits(size: int, checks: Sequence[list[Any]], first: Sequence[Expected], those: Sequence[Expected]) -> Array:
-    """Return the bits that one try expects on the bench, where `first` has the places of the checks."""
+    """Return the bits that one try expects of the program, where `first` has the places of the checks."""
     bits = np.full(size, ANY, np.int32)
     for (*_, begin, n), f, e in zip(checks, first, those):
         # otherwise the place depends on values that the kernel reads, and cannot be known in advance

@@ -1,4 +1,4 @@
-"""Check kernels on a native WebGPU device: those without a verdict run on the bench before the program does.
+"""Check kernels on a native WebGPU device: those without a verdict run in trials before the program does.
 
 A trial uses a dispatch's own offsets, so its pipeline is the one that the program runs.
 """
@@ -16,9 +16,9 @@ from tracegrad.kernel_source import Binding, KernelSource, Texts
 from tracegrad.program import Buffer, Dispatch, Field, Program
 from tracegrad.runtime import verify
 from tracegrad.runtime.base import Session
-from tracegrad.runtime.bench import Bench, TrialDispatch, mover
 from tracegrad.runtime.cache import RIGHT, Verdicts, key_of
 from tracegrad.runtime.points import Name
+from tracegrad.runtime.trial_program import TrialDispatch, TrialProgram, mover
 from tracegrad.runtime.trials import Layout, layout_of, sizes_of
 from tracegrad.runtime.wgpu_program import offsets_of_kernels
 
@@ -61,7 +61,7 @@ class Unchecked:
         self.kernels: dict[str, tuple[KernelSource, Layout]] = {}
         self.dispatched: dict[str, TrialDispatch] = {}
         self.trials: verify.Trials = ()
-        self.helpers: list[Any] = []  # pipelines of the bench, kept until they were used
+        self.helpers: list[Any] = []  # pipelines of the trials, kept until they were used
 
     def begin(self, compiled: Callable[[KernelSource], Any]) -> None:
         """Compute expected results while other threads compile pipelines; `compiled` gives them one more kernel."""
@@ -137,17 +137,17 @@ def _run(
     session: Session, sizes: Mapping[Name, int], dispatched: Dispatched, trials: verify.Trials
 ) -> list[list[Array]]:
     """Return the device's results at the elements that each trial checks."""
-    bench = Bench(sizes)
+    all_trials = TrialProgram(sizes)
     for key, trial in trials:
-        bench.add(trial, dispatched[key])
-    inputs = {"table": np.concatenate(bench.table), "picks": np.concatenate(bench.picks)}
-    handle = session.load(bench.program({name: x.size for name, x in inputs.items()}))
+        all_trials.add(trial, dispatched[key])
+    inputs = {"table": np.concatenate(all_trials.table), "picks": np.concatenate(all_trials.picks)}
+    handle = session.load(all_trials.built({name: x.size for name, x in inputs.items()}))
     try:
         (outputs,) = session.run(handle, [inputs]).outputs()
     finally:
         session.unload(handle)
     bits, out = outputs["found"], list[list[Array]]()
-    for (_, trial), begins in zip(trials, bench.places):
+    for (_, trial), begins in zip(trials, all_trials.places):
         parts = [bits[begin : begin + c.at.size] for c, begin in zip(trial.checks, begins)]
         out.append([x if c.array[1] == "i32" else x.view(np.float32) for c, x in zip(trial.checks, parts)])
     return out

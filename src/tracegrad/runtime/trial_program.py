@@ -1,4 +1,4 @@
-"""The bench: a program that checks kernels on a device. It fills memory, runs kernels in turn, and picks elements.
+"""A program of trials checks kernels on a device. It fills memory, runs kernels in turn, and picks elements.
 
 Filling and picking happen on the device. So only patterns and some indices are sent, and only some elements read back.
 """
@@ -40,7 +40,7 @@ class TrialDispatch(NamedTuple):
         return tuple(out)
 
 
-class Bench:
+class TrialProgram:
     """A program that runs some trials, one after the other on the same arrays."""
 
     def __init__(self, sizes: Mapping[Name, int]) -> None:
@@ -108,7 +108,7 @@ class Bench:
         grid = (min(groups, ROW), -(-groups // ROW))
         self.dispatches.append(Dispatch(number, (*ends, FIXED.index("picks")), (first, second, size, what), grid))
 
-    def program(self, sizes: Mapping[str, int]) -> Program:
+    def built(self, sizes: Mapping[str, int]) -> Program:
         """Return the whole program, with inputs of these sizes."""
         fields = [Field(n, k, 0, "i32", (sizes.get(n, self.found + 1),)) for k, n in enumerate(FIXED)]
         buffers = [Buffer(f.name, f.dtype, f.size, "output" if f.name == "found" else "input") for f in fields]
