@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import tracegrad  # noqa: F401 fills the table
-from all_cases import ALL_CASES
+from all_cases import ALL_CASES, is_first
 from cases import Case
 from tracegrad import elimination, testing, transforms
 from tracegrad.dtypes import TensorType, bool_, f32, i32
@@ -162,17 +162,24 @@ def third_order(case: Case) -> tuple[Callable[..., Tensor], dict[str, np.ndarray
 
 
 @pytest.mark.parametrize(**by_name, argvalues=SMOOTH)
-def test_modes_mix_and_third_derivatives_agree_with_finite_differences(case: Case):
+def test_modes_mix_and_derivatives_agree_with_finite_differences(case: Case):
+    """The second and third derivative; `check_jvp` has tried the first."""
     phi, given = third_order(case)
-    grad = transforms.grad
-    at = {"s": np.zeros(())}
-    second = [values(f, {**at, **given})[0] for f in (grad(grad(phi)), forwards(grad(phi)), forwards(forwards(phi)))]
+    grad, h = transforms.grad, 1e-5
+
+    def at(f: Callable[..., Tensor], s: float = 0.0) -> np.ndarray:
+        return values(f, {"s": np.asarray(s), **given})[0]
+
+    def by_differences(f: Callable[..., Tensor]) -> np.ndarray:
+        return (at(f, h) - at(f, -h)) / (2 * h)
+
+    slope = forwards(grad(phi))
+    second = [at(f) for f in (slope, grad(grad(phi)), forwards(forwards(phi)))]
     np.testing.assert_allclose(second[1:], second[:1] * 2, rtol=1e-8, atol=1e-8)
-    third = [values(f, {**at, **given})[0] for f in (forwards(grad(grad(phi))), grad(forwards(forwards(phi))))]
+    np.testing.assert_allclose(second[0], by_differences(grad(phi)), rtol=20 * case.tol, atol=20 * case.tol)
+    third = [at(f) for f in (forwards(grad(grad(phi))), grad(forwards(forwards(phi))))]
     np.testing.assert_allclose(third[0], third[1], rtol=1e-7, atol=1e-7)
-    h = 1e-5
-    low, high = (values(forwards(grad(phi)), {"s": np.asarray(s), **given})[0] for s in (-h, h))
-    np.testing.assert_allclose(third[0], (high - low) / (2 * h), rtol=20 * case.tol, atol=20 * case.tol)
+    np.testing.assert_allclose(third[0], by_differences(slope), rtol=20 * case.tol, atol=20 * case.tol)
 
 
 def with_derivative(jax: Any, f: Callable[..., Any], s: Any) -> Any:
@@ -181,9 +188,12 @@ def with_derivative(jax: Any, f: Callable[..., Any], s: Any) -> Any:
     return (*ys, slopes[-1])
 
 
-@pytest.mark.parametrize(**by_name, argvalues=SMOOTH)
+@pytest.mark.parametrize(**by_name, argvalues=[c for c in SMOOTH if is_first(c)])
 def test_derivatives_up_to_order_three_agree_with_jax(case: Case):
-    """JAX differentiates the rows' array rules by itself: it knows nothing of our rules."""
+    """JAX differentiates the rows' array rules by itself: it knows nothing of our rules.
+
+    One row of each op: for the others, finite differences of each order do.
+    """
     jax = pytest.importorskip("jax", reason="JAX is not installed")
     phi, given = third_order(case)
     with ambient.tracing():
