@@ -78,21 +78,23 @@ def getitem(x: Operand, key: Any) -> Tensor:
 
 
 def _span(k: Any, n: int) -> tuple[int, int, int]:
-    """Return start, length and step of a slice. `slice.indices` alone would make `n`, a size, a plain number."""
-    if k.step == -1 and k.start is k.stop is None:
-        return n - 1, n, -1
-    if k.step not in (None, 1):
-        start, stop, step = k.indices(n)
-        return start, len(range(start, stop, step)), step
-    start, stop = 0 if k.start is None else _inside(k.start, n), n if k.stop is None else _inside(k.stop, n)
-    return start, stop - start if stop > start else 0, 1
+    """Return start, length and step of a slice. `slice.indices` would make `n`, a size, a plain number."""
+    step = 1 if k.step is None else operator.index(k.step)
+    if not step:
+        raise ValueError("slice step cannot be zero")
+    least, most = (0, n) if step > 0 else (-1, n - 1)
+    first, last = (least, most) if step > 0 else (most, least)
+    first = first if k.start is None else _inside(k.start, n, least, most)
+    last = last if k.stop is None else _inside(k.stop, n, least, most)
+    far = last - first if step > 0 else first - last
+    return first, (far + abs(step) - 1) // abs(step) if far > 0 else 0, step
 
 
-def _inside(k: Any, n: int) -> int:
-    """Return an end of a slice as a number in [0, n]."""
+def _inside(k: Any, n: int, least: int, most: int) -> int:
+    """Return an end of a slice as a number from `least` to `most`."""
     at = k if isinstance(k, int) else operator.index(k)
     at = at + n if at < 0 else at
-    return 0 if at < 0 else n if at > n else at
+    return least if at < least else most if at > most else at
 
 
 def _warn_of_pair(x: Tensor, key: Any) -> None:
