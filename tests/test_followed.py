@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import json
 import math
 import operator
@@ -16,7 +17,7 @@ import pytest
 
 import tracegrad as tg
 from tracegrad.compiler.build import ForwardSource, uncollected
-from tracegrad.compiler.followed import Followed, follow_sizes
+from tracegrad.compiler.followed import Followed, follow_sizes, lengths_in
 from tracegrad.compiler.numbers import numbers_of, pairs_of, values_at
 from tracegrad.compiler.sized import expanded
 from tracegrad.compiler.symbols import Record
@@ -258,3 +259,40 @@ def test_a_number_of_another_trace_is_a_plain_one() -> None:
     one, other = Record([5]), Record([5])
     assert one.sizes()[0] == other.sizes()[0] and (one.sizes()[0] + other.sizes()[0]).value == 10
     assert one.at([6]) is None and one.at([5]) == [5, True, 10]
+
+
+LENGTHS: dict[str, Callable[[Any, Any], Any]] = {
+    "half": lambda b, t: t // 2, "half up": lambda b, t: (t + 1) // 2, "other half": lambda b, t: t - t // 2,
+    "by negation": lambda b, t: -(-t // 3), "negative": lambda b, t: t + -(t // 2),
+    "a fourth": lambda b, t: t // 2 // 2,
+    "convolutions": lambda b, t: ((t - 1) // 2 + 1 - 1) // 2 + 1, "even": lambda b, t: 2 * (t // 2),
+    "of a double": lambda b, t: (2 * t) // 6, "whole": lambda b, t: (6 * t) // 3, "before": lambda b, t: 5 - (3 - t),
+    "product": lambda b, t: b * (t // 2) * 3, "sum": lambda b, t: t + t, "less": lambda b, t: 3 * t - t,
+    "shifted double": lambda b, t: 2 * (t + 1) - 4, "at the end": lambda b, t: 40 - (-(t - 1) // 2),
+    "half less": lambda b, t: (t + 3) - (t + 2) // 2, "through zero": lambda b, t: -(-(t - 9) // 4) + 3,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LENGTHS)
+def test_recorded_lengths_are_known_at_all_sizes(name: str) -> None:
+    record = Record((16, 64))
+    made = LENGTHS[name](*record.sizes())
+    length = lengths_in(record)[made.index]
+    for b, t in itertools.product((1, 2, 5, 16), range(1, 70)):
+        assert length.at((b, t)) == LENGTHS[name](b, t), (b, t)
+
+
+NO_LENGTHS: dict[str, Callable[[Any, Any], Any]] = {
+    "rest": lambda b, t: t % 2, "quotient": lambda b, t: t / 2, "of both": lambda b, t: b + t,
+    "power": lambda b, t: t**2, "nothing": lambda b, t: t - t, "zero": lambda b, t: 0 * t, "ratio": lambda b, t: t // b,
+    "half of a product": lambda b, t: (b * t + 1) // 2, "fraction": lambda b, t: (3 * t) // 2,
+    "float": lambda b, t: t + 0.5, "last third": lambda b, t: t - t // 3, "negative": lambda b, t: -t,
+    "below": lambda b, t: t // -2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NO_LENGTHS)
+def test_other_recorded_numbers_are_no_lengths(name: str) -> None:
+    record = Record((16, 64))
+    made = NO_LENGTHS[name](*record.sizes())
+    assert made.index not in lengths_in(record)

@@ -15,7 +15,7 @@ import tracegrad as tg
 from fuzzing import polymorphic
 from tracegrad import nn, optim
 from tracegrad.compiler.build import ForwardSource
-from tracegrad.compiler.rooms import build_rooms
+from tracegrad.compiler.rooms import Rooms, build_rooms
 from tracegrad.engine import programs, room_programs, stepper
 from tracegrad.engine.results import CompletedRun
 from xla import quickly
@@ -151,8 +151,18 @@ def joined(m: Any, x: Any) -> Any:
     return m.b(tg.sin(at) * y).square().mean() + pair.sum(1).std() + tg.cast(tg.arange(3 * t), tg.f32).mean()
 
 
+def thinned(m: Any, x: Any) -> Any:
+    """A convolutional network for sequences: steps of two, pools, halves, and an upsampling with a skip."""
+    y = tg.relu(tg.conv1d(x.swapaxes(1, 2), m.conv.W, stride=2, padding=1))
+    z = tg.avg_pool1d(tg.pad(m.conv(y), [(0, 0), (0, 0), (1, 1)]), 3, stride=2)
+    up = tg.repeat(tg.max_pool1d(y, 3, stride=2, padding=1), 2, 2)[:, :, : y.shape[2]]
+    n = x.shape[1] - x.shape[1] // 2
+    ends = x[:, :n] * x[:, x.shape[1] // 2 :] - x[:, ::2] * x[:, ::-2]
+    return (y * up).square().mean() + z.max(2).mean() + m.b(tg.softmax(ends, 1)).square().mean()
+
+
 LOSSES = [whole, attention, causal, by_hand, recurrent, lstm, convolution, last, shifted, flat, dropped, times_time,
-          counted, normalized, windows, looked_up, bounded, scanned, summed, contrast, joined]  # fmt: skip
+          counted, normalized, windows, looked_up, bounded, scanned, summed, contrast, joined, thinned]  # fmt: skip
 
 
 def nothing(*_: Any) -> None:
@@ -183,8 +193,9 @@ def _by_numpy(loss: Callable[..., Any], sizes: Any) -> tuple[list[Any], dict[str
 def on_each() -> list[tuple[Callable[..., Any], str]]:
     """All losses in C; some in NumPy, under XLA and on WebGPU, where a software adapter takes a minute for each."""
     return [
-        *((loss, "c") for loss in LOSSES), *((loss, "numpy") for loss in (causal, scanned, lstm, counted, joined)),
-        *((loss, "webgpu") for loss in (by_hand, scanned, contrast)), *((loss, "jax") for loss in (causal, dropped)),
+        *((loss, "c") for loss in LOSSES),
+        *((loss, "numpy") for loss in (causal, scanned, lstm, counted, joined, thinned)),
+        *((loss, "webgpu") for loss in (by_hand, scanned, thinned)), *((loss, "jax") for loss in (causal, thinned)),
     ]  # fmt: skip
 
 
@@ -282,6 +293,49 @@ def test_an_input_that_nothing_reads_has_the_sizes_of_a_call_too() -> None:
     with made:
         for n, t in BOTH:
             assert made.run(x=np.ones((n, t, D), np.float32), y=np.ones((n, t), np.float32)).output.shape == (n, t, t)
+
+
+RUNNING: dict[str, Callable[[Any], Any]] = {
+    "sums": lambda x: tg.cumsum(x, 1),
+    "sums from the end": lambda x: tg.flip(tg.cumsum(tg.flip(x, 1), 1), 1),
+    "products": lambda x: tg.cumprod(1 + 0.1 * x, 1),
+    "maxima": lambda x: tg.cummax(x, 1),
+    "whole minima": lambda x: tg.cast(tg.cummin(tg.cast(9 * x, tg.i32), 1), tg.f32) * x,
+    "of a batch": lambda x: tg.cumsum(x.reshape(-1, 2), 0),
+    "of a table": lambda x: x[:, :, 0] * tg.cast(tg.cumsum(tg.ones((x.shape[1], 3)), 0), tg.f32)[:, 1],
+    "in a loop": lambda x: tg.scan(lambda h, z: (h + tg.cumsum(z, 0)[-1], tg.cumsum(z, 0)), tg.zeros(2), x)[1],
+}
+
+
+@pytest.mark.parametrize("name", RUNNING)
+def test_what_runs_along_a_size_has_room(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than a block long, so the ops for one size depend on its divisors."""
+    monkeypatch.setenv("TRACEGRAD_CC", "off")
+
+    def sized(m: Any, x: Any) -> Any:
+        return RUNNING[name](x)
+
+    made = tg.compile_forward(model={}, forward=sized, inputs={"x": ("B", "T", 2)}, device="cpu", seed=0)
+    rng = np.random.default_rng(3)
+    with made:
+        for n, t in ((2, 64), (3, 45), (4, 90), (2, 50), (3, 97), (5, 61), (2, 3), (4, 41)):
+            x = rng.standard_normal((n, t, 2), np.float32)
+            wanted = np.asarray(RUNNING[name](tg.tensor(x)))
+            np.testing.assert_allclose(made.run(x=x).output, wanted, rtol=1e-5, atol=1e-5)
+        assert "of a program for sizes up to" in made.explain().title
+
+
+def test_a_room_as_large_as_a_layer_needs_no_trace_at_other_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At 32 examples a comparison finds their number equal to that of an LSTM's gates, and takes another branch."""
+    monkeypatch.setenv("TRACEGRAD_CC", "off")
+    train = tg.compile(model=Model(), loss=lstm, optimizer=optim.sgd(0.01), inputs={"x": (None, 6, D)}, device="cpu")
+    with train:
+        for n in (32, 31, 30):
+            train.step(x=np.ones((n, 6, D), np.float32))
+        monkeypatch.setattr(Rooms, "_traced", None)
+        for n in (29, 17, 8, 2):
+            assert np.isfinite(train.step(x=np.ones((n, 6, D), np.float32)).loss)
+        assert "of a program for sizes up to" in train.explain().title
 
 
 @pytest.mark.usefixtures("quick_xla")

@@ -175,6 +175,22 @@ def looked_up(d: Drawing, v: Named) -> Named:
     return d.replaced(v, tg.segment_sum(v.x.swapaxes(0, k), tg.cast(rows % 3, tg.i32), 3).swapaxes(0, k), k, "3")
 
 
+def thinned(d: Drawing, v: Named) -> Named | None:
+    """Half as many elements, rounded up, along an axis."""
+    k, x = d.axis(v), v.x
+    a, n = v.axes[k], v.x.shape[k]
+    if {*a} & {*"+-*/"}:
+        return None
+    kinds = [slice(None, None, 2), slice(None, None, -2), slice(None, (n + 1) // 2), slice(n // 2, None)]
+    choices: list[Callable[[], Any]] = [lambda at=at: x[(*[slice(None)] * k, at)] for at in kinds]
+    if len(v.axes) == 3 and k == 2:
+        choices.append(lambda: tg.max_pool1d(x, 3, stride=2, padding=1))
+        choices.append(lambda: tg.avg_pool1d(tg.pad(x, [(0, 0), (0, 0), (1, 1)]), 3, stride=2))
+        if v.axes[1] == "D":
+            choices.append(lambda: tg.conv1d(x, d.m.w, stride=2, padding=1))
+    return d.replaced(v, choices[d.pick(len(choices))](), k, f"({a}/2)")
+
+
 def windowed(d: Drawing, v: Named) -> Named | None:
     if len(v.axes) != 3 or "-" in v.axes[2] or v.axes[1] != "D":
         return None
@@ -219,7 +235,7 @@ def half(d: Drawing, v: Named) -> Named | None:
 OPS: list[Callable[[Drawing, Named], Named | None]] = [
     unary, unary, binary, reduced, reduced, along, along, sliced, one_of, grown, moved, moved, merged, merged, split,
     split, product, product, masked, looked_up, windowed, scanned, counted,
-    doubled, half,
+    doubled, half, thinned, thinned,
 ]  # fmt: skip
 
 

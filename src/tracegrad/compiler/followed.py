@@ -12,13 +12,13 @@ from types import FrameType
 from typing import Any, NamedTuple, cast
 
 from tracegrad.compiler.numbers import At, Number, constants_of
-from tracegrad.compiler.symbols import NUMBERS, Record, Symbol
+from tracegrad.compiler.symbols import NUMBERS, Record, Reference, Symbol
 from tracegrad.dtypes import DType
 from tracegrad.ir.graph import Graph
 from tracegrad.ir.nodes import Tensor
 from tracegrad.kernels.form import UnsizedError
 from tracegrad.passes.alike import Comparison
-from tracegrad.passes.growth import Length, Sizes
+from tracegrad.passes.growth import Grown, Length, Sizes
 from tracegrad.prims.leaves import CONST
 from tracegrad.transforms.loops import Body, graph_of
 
@@ -32,6 +32,7 @@ class Followed(NamedTuple):
 
     record: Record
     fixed: Sequence[int]  # indices of recorded numbers that are the same at all sizes of the program
+    lengths: tuple[Length, ...]  # that the trace computed
     growing: Sequence[tuple[int, Length]]  # indices of recorded numbers that depend on sizes, and their formulas
     numbers: Sequence[tuple[Number, Sequence[int]]]  # each with the indices of the recorded numbers that equal it
 
@@ -80,34 +81,105 @@ def follow_sizes(graph_at: GraphAt, sizes: Sizes, numbers: Sequence[Number], con
     numbers:   of the graphs at the two sizes.
     constants: how many constants of each graph are one of the numbers.
     """
-    found = recorded(graph_at, sizes.one)
+    # not at the room: its sizes are powers of two, as widths of models are, so comparisons would often find them equal
+    found = recorded(graph_at, sizes.other)
     if found is None:
         return None
     record, graph = found
     given: dict[At, list[int]] = {n.at: [] for n in numbers}
-    later = record.computed(sizes.other)
+    room = record.computed(sizes.one)
     # A trace in which two sizes are equal can take another branch, and still give the same graph
-    if later is None or not (record.holds(later) or _is(graph, later, graph_at(sizes.other))):
+    if room is None or not (record.holds(room) or _is(graph, room, graph_at(sizes.one))):
         return None
     sized = set(_numbers_in(graph))
     for t in constants_of(graph):
         value: Any = t.attrs["value"]
         if type(value) is not Symbol:
             continue
-        at = repr(value.value), repr(later[value.index])
+        at = repr(room[value.index]), repr(value.value)
         if at in given:
             given[at].append(value.index)
         else:
             sized.add(value.index)
     if sum(map(len, given.values())) != constants:
         return None
-    fixed = [k for k in sized if repr(later[k]) == repr(record.values[k])]
+    fixed = [k for k in sized if repr(room[k]) == repr(record.values[k])]
+    known = lengths_in(record)
+    lengths = tuple(dict.fromkeys(known.values()))
+    sizes = sizes._replace(known=lengths)
     try:
-        growing = [(k, sizes.length((record.values[k], later[k]))) for k in sized if k not in fixed]
+        growing = [(k, known.get(k) or sizes.length((room[k], record.values[k]))) for k in sized if k not in fixed]
     except UnsizedError:
         return None
-    made = Followed(record, fixed, growing, [(n, list(dict.fromkeys(given[n.at]))) for n in numbers])
-    return made if made.agrees(later, sizes.other) else None
+    made = Followed(record, fixed, lengths, growing, [(n, list(dict.fromkeys(given[n.at]))) for n in numbers])
+    return made if made.agrees(room, sizes.one) else None
+
+
+def lengths_in(record: Record) -> dict[int, Length]:
+    """Return the recorded numbers that are lengths, by index, such as 2 * T, T - 1, B * T and (T + 1) // 2."""
+    known: dict[int, Term] = {k: Length(1, (Grown(k),)) for k in range(record.count)}  # `times` can be negative
+    for index, (compute, arguments) in enumerate(record.instructions, record.count):
+        rule = RULES.get(compute.__name__)
+        values = [known.get(int(x)) if type(x) is Reference else x for x in arguments]
+        made = rule(*values) if rule and all(type(x) in (int, Length) for x in values) else None
+        if made is not None:
+            known[index] = made
+    return {k: length for k, length in known.items() if isinstance(length, Length) and length.times > 0}
+
+
+Term = Length | int
+
+
+def _sum(a: Term, b: Term) -> Length | None:
+    a, b = (a, b) if isinstance(a, Length) else (b, a)
+    assert isinstance(a, Length)
+    if isinstance(b, Length):
+        return _sum_of_both(a, b)
+    one = len(a.factors) == 1 and b % a.times == 0
+    return Length(a.times, (a.factors[0].plus(b // a.times),)) if one else None
+
+
+def _sum_of_both(a: Length, b: Length) -> Length | None:
+    """Return the sum of equal lengths, or T - T // 2."""
+    if a.factors == b.factors:
+        return Length(a.times + b.times, a.factors) if a.times != -b.times else None
+    if (a.times, b.times) == (-1, 1):
+        a, b = b, a
+    for whole, half in zip(a.factors, b.factors) if (a.times, b.times) == (1, -1) else ():
+        if len(a.factors) == len(b.factors) == 1 and (whole.size, whole.by, half.by) == (half.size, 1, 2):
+            return Length(1, (Grown(whole.size, 2 * whole.more - half.more + 1, 2),))
+    return None
+
+
+def _minus(a: Term) -> Term:
+    return Length(-a.times, a.factors) if isinstance(a, Length) else -a
+
+
+def _product(a: Term, b: Term) -> Length | None:
+    times = [x.times if isinstance(x, Length) else x for x in (a, b)]
+    factors = sorted([f for x in (a, b) if isinstance(x, Length) for f in x.factors])
+    return Length(times[0] * times[1], tuple(factors)) if all(times) else None
+
+
+def _quotient(a: Term, n: Term) -> Length | None:
+    """Return a length divided by a number and rounded down. A negative one is -ceil(-a / n)."""
+    if not (isinstance(a, Length) and isinstance(n, int)) or n < 1:
+        return None
+    if a.times % n == 0:
+        return Length(a.times // n, a.factors)
+    if len(a.factors) > 1 or n % abs(a.times):
+        return None
+    n //= abs(a.times)
+    return Length(1, (a.factors[0].over(n),)) if a.times > 0 else Length(-1, (a.factors[0].plus(n - 1).over(n),))
+
+
+def _difference(a: Term, b: Term) -> Length | None:
+    return _sum(a, _minus(b))
+
+
+RULES: Mapping[str, Callable[..., Term | None]] = {
+    "add": _sum, "sub": _difference, "neg": _minus, "mul": _product, "floordiv": _quotient,
+}  # fmt: skip
 
 
 def _watched(trace: Callable[[], Graph]) -> tuple[Graph, Ran]:

@@ -41,7 +41,7 @@ def portable(rooms: Rooms, least: Sequence[int]) -> dict[str, Any]:
         raise UnsizedError(f"at {at} the model computes differently")
     record = followed.record
     read = {f.name.removeprefix(PREFIX) for f in rooms.built.program.inputs}
-    given = {name: f.at(record.sizes()) for name, f in lengths_of(rooms.names).items() if name in read}
+    given = {name: f.at(record.sizes()) for name, f in lengths_of(rooms.names, rooms.sizes).items() if name in read}
     numbers = {n.field.removeprefix(PREFIX): Symbol(record, ks[0]) for n, ks in followed.numbers} | given
     specs, results = rooms.shapes_at(record.sizes())  # adds instructions to the record
     told = {"names": rooms.names, "numbers": numbers, "specs": specs}

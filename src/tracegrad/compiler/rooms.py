@@ -92,7 +92,7 @@ class Rooms(NamedTuple):
         numbers = self._numbers(tuple(sizes)) if self.fits(sizes) else None
         if numbers is None:
             return None
-        lengths = {PREFIX + name: (i32.numpy, f.at(sizes)) for name, f in lengths_of(self.names).items()}
+        lengths = {PREFIX + name: (i32.numpy, f.at(sizes)) for name, f in lengths_of(self.names, self.sizes).items()}
         numbers = {**numbers, **lengths}
         then = _Then(self.sizes, sizes)
         specs, results = self.shapes_at(sizes)
@@ -208,8 +208,8 @@ def build_rooms(source_at: SourceAt, room: Mapping[str, int], exact_name: str | 
     gpu:        True if the program runs in the languages of GPUs.
     Raises: UnsizedError with the reason why one program cannot serve them.
     """
-    least, least_near = (min([n - d for n, d in zip(room.values(), apart)]) for apart in (APART[0], NEAR))
-    near = [NEAR] if least < 2 <= least_near else []
+    sizes = list(room.values())
+    near = [NEAR] if _too_small(sizes, APART[0]) and not _too_small(sizes, NEAR) else []
     for apart in (*near, *APART):
         with suppress(AmbiguousError):
             return _built(source_at, room, exact_name, gpu, apart)
@@ -232,6 +232,7 @@ def _built(
     numbers, places = numbers_of(one.graph, other.graph)
     constants = pairs_of(one.graph, other.graph)
     followed = follow_sizes(lambda n: whole_of(source_at(n)).graph, sizes, numbers, len(places[0]))
+    sizes = sizes._replace(known=followed.lengths if followed else ())
     given = [counted(one.graph, places[0]), counted(other.graph, places[1])]
     padded = [Padded(graph, {}) for graph in given]
     if names != [exact_name]:
@@ -242,10 +243,10 @@ def _built(
                 counted(last.graph, {t.serial: places[0][x.serial] for x, t in alike if x.serial in places[0]})
             )
         try:  # first, because masks would hide the sums of loops
-            padded = _in_rooms([lift(graph) for graph in given], at, names, exact)
+            padded = _in_rooms([lift(graph) for graph in given], sizes, at[-1], names, exact)
         except UnsizedError:  # such as: memory that is worth it at one size only
-            padded = _in_rooms(given, at, names, exact)
-    ends = None if gpu else tuple([name for name, f in lengths_of(names).items() if f.size != exact])
+            padded = _in_rooms(given, sizes, at[-1], names, exact)
+    ends = None if gpu else tuple([name for name, f in lengths_of(names, sizes).items() if f.size != exact])
     graphs = [replace(r.graph, ends=ends) for r in padded]
     try:
         if pair:
@@ -260,12 +261,17 @@ def _built(
 
 
 def _in_rooms(
-    graphs: Sequence[Graph], at: Sequence[tuple[int, ...]], names: Sequence[str], exact: int | None
+    graphs: Sequence[Graph], sizes: Sizes, third: tuple[int, ...], names: Sequence[str], exact: int | None
 ) -> list[Padded]:
-    """Return what `in_room` makes of the first graph and, if there is a third, of this one."""
+    """Return what `in_room` makes of the first graph and, if there is a third, of this one. third: the sizes of it."""
     one, other, *last = graphs
-    found = [in_room(one, other, Sizes(at[0], at[1]), names, exact)]
-    return found + [in_room(graph, other, Sizes(at[-1], at[1]), names, exact) for graph in last]
+    found = [in_room(one, other, sizes, names, exact)]
+    return found + [in_room(graph, other, sizes._replace(one=third), names, exact) for graph in last]
+
+
+def _too_small(room: Sequence[int], apart: Sequence[int]) -> bool:
+    """Return whether a size is less than half as large in a trace so far below the room: T // 4 could be 1 there."""
+    return any(2 * (n - d) < n for n, d in zip(room, apart))
 
 
 def _traces(
@@ -275,8 +281,8 @@ def _traces(
 
     If one size is exact, primes stand for it. The last trace is at the room with another prime.
     """
-    far = [n - d for k, (n, d) in enumerate(zip(room, apart)) if k != exact]
-    up = min(far, default=0) < 2
+    far = [(n, d) for k, (n, d) in enumerate(zip(room, apart)) if k != exact]
+    up = not far or _too_small([n for n, _ in far], [d for _, d in far])
     # all sizes move in one direction, so that their products differ, too
     other = [n + d if up else n - d for n, d in zip(room, apart)]
     if exact is None:

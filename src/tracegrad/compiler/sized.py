@@ -25,7 +25,7 @@ from tracegrad.kernels.form import UnsizedError
 from tracegrad.passes.expand import expand_composites
 from tracegrad.passes.scans import everywhere
 from tracegrad.prims.leaves import leaf
-from tracegrad.prims.views import permute
+from tracegrad.prims.views import for_many_sizes, permute
 from tracegrad.program import Field, Program, with_rows
 from tracegrad.render.languages import LANGUAGES
 
@@ -100,17 +100,27 @@ def _led(graph: Graph, n: int) -> Led:
 
 
 def expanded(graph: Graph) -> Graph:
-    """Return the graph without composites, which can hide numbers: a variance divides by the batch's size."""
-    return graph.with_roots(everywhere(graph.roots, expand_composites))
+    """Return the graph without composites, which can hide numbers: a variance divides by the batch's size.
+
+    Those with an identity hide none, and stay: how they expand depends on the length of their axis.
+    """
+
+    def expand(roots: Sequence[Tensor]) -> list[Tensor]:
+        return expand_composites(roots, lambda t: t.prim.identity is not None)
+
+    return graph.with_roots(everywhere(graph.roots, expand))
 
 
 def whole_of(source: ProgramSource) -> Whole:
     """Trace a step or forward at its sizes. Raises UnsizedError if it refuses them."""
+    before = for_many_sizes.set(True)
     try:
         traced = source.traced()
         return Whole(traced, expanded(traced.graph))
     except Exception as e:  # also errors of the user's code: no call has this size
         raise UnsizedError(f"a size is refused: {str(e).partition(chr(10))[0]}") from e
+    finally:
+        for_many_sizes.reset(before)
 
 
 def _program(

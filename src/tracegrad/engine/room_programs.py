@@ -199,9 +199,7 @@ def _fitting(seen: Iterable[Sizes], key: Key) -> list[Sizes]:
 def _tried(room: dict[str, int], largest: Mapping[str, int]) -> list[dict[str, int]]:
     """Return the rooms to try, the best first. largest: sizes so far that the first room holds."""
     fine = {name: min(room_for(n, FINE_ROOMS), room[name]) for name, n in largest.items()}
-    # at full size, a slice can be a whole table: another graph
-    less, least = ({name: n - 1 for name, n in most.items()} for most in (room, largest))
-    return [room, less, fine, dict(largest), least]
+    return [room, fine, dict(largest)]
 
 
 def _most(largest: int, sizes: int, before: int | None) -> int:

@@ -84,8 +84,9 @@ def _with_room(source: ProgramSource, ranges: Mapping[str, Range], what: str) ->
     try:
         built, follows = _built(source, ranges, room)
     except UnsizedError as e:
-        text = f"export: {what} has no program for all sizes up to {room}: {e}{_hint(source, ranges, room)}"
-        raise InputError.here(text) from None
+        why = f"export: {what} has no program for all sizes up to {room}: {e}"
+        remedy = "compile again with numbers in inputs=, load what train.save wrote, and export that"
+        raise InputError.here(f"{why}; {remedy}") from None
     return told(built, source.free, {"sizes": {name: list(r) for name, r in ranges.items()}, **follows})
 
 
@@ -96,18 +97,6 @@ def _built(source: ProgramSource, ranges: Mapping[str, Range], room: Mapping[str
 
     rooms = build_rooms(at, room, None, gpu=True)
     return rooms.built, portable(rooms, [ranges[name][0] for name in room])
-
-
-def _hint(source: ProgramSource, ranges: Mapping[str, Range], room: Mapping[str, int]) -> str:
-    """Return a remedy. A slice as long as the whole table gives another graph, so a size smaller by 1 can work."""
-    less = {name: n - 1 for name, n in room.items()}
-    for tried in ({**room, name: n} for name, n in less.items() if n >= ranges[name][0]):
-        try:
-            _built(source, ranges, tried)
-        except UnsizedError:
-            continue
-        return f"; sizes={tried} works"
-    return "; compile again with numbers in inputs=, load what train.save wrote, and export that"
 
 
 def exact(source: ProgramSource, sizes: Sizes) -> Built:

@@ -56,7 +56,8 @@ class Primitive:
     indexes: (*input types, **attrs) -> (number of the input with indices, size of the axis, exempt). The last is a
             value that is valid although it is no index, such as an `ignore_index`, or None
     combine: name of the elementwise row that joins two partial results
-    identity: result of a fold of no elements (`combine` and `identity`: families "fold", "product", "scatter")
+    identity: result of a fold of no elements (`combine` and `identity`: families "fold", "product", "scatter"). Of a
+            composite along an axis, such as running sums: more elements of this value at the end change no other result
     cost:   cost of computing one element; a load from memory costs 4
     """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tracegrad.dtypes import DType, count, i32
 from tracegrad.errors import ShapeError
@@ -115,7 +115,13 @@ def _cumsum_vjp(ct: Tensor, y: Tensor, x: Tensor, *, axis: int, reverse: bool) -
 
 
 CUMSUM = composite(
-    "cumsum", type=lambda x, *, axis, reverse: x, expand=_scan, vjp=_cumsum_vjp, jvp=multilinear, batch=shifted
+    "cumsum",
+    type=lambda x, *, axis, reverse: x,
+    expand=_scan,
+    vjp=_cumsum_vjp,
+    jvp=multilinear,
+    batch=shifted,
+    identity=SUM.identity,
 )
 
 
@@ -192,7 +198,12 @@ def _cumprod_vjp(ct: Tensor, y: Tensor, x: Tensor, *, axis: int) -> tuple[Tensor
 
 
 CUMPROD = composite(
-    "cumprod", type=lambda x, *, axis: x, expand=partial(_scan, by=PRODUCTS), vjp=_cumprod_vjp, batch=shifted
+    "cumprod",
+    type=lambda x, *, axis: x,
+    expand=partial(_scan, by=PRODUCTS),
+    vjp=_cumprod_vjp,
+    batch=shifted,
+    identity=PROD.identity,
 )
 
 
@@ -227,7 +238,8 @@ def _extrema(name: str, fold: Primitive) -> Primitive:
     def expand(x: Tensor, *, axis: int) -> Tensor:
         return _scan(x, axis, by=_running(fold, x.dtype))
 
-    return composite(name, type=lambda x, *, axis: x, expand=expand, vjp=_extrema_vjp, batch=shifted)
+    rules: dict[str, Any] = {"vjp": _extrema_vjp, "batch": shifted, "identity": fold.identity}
+    return composite(name, type=lambda x, *, axis: x, expand=expand, **rules)
 
 
 CUMMAX, CUMMIN = _extrema("cummax", MAX), _extrema("cummin", MIN)

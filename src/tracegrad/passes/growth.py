@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache, lru_cache
 from typing import NamedTuple
 
@@ -25,14 +25,24 @@ class AmbiguousError(UnsizedError):
 
 
 class Grown(NamedTuple):
-    """A part of an axis whose length is a size plus a number."""
+    """A part of an axis whose length is a size plus a number. If `by` is not 1, it is divided and rounded down."""
 
     size: int  # the index of the size
     more: int = 0
+    by: int = 1
 
     def at(self, sizes: Sequence[int]) -> int:
         """Return the length at some sizes."""
-        return sizes[self.size] + self.more if self.more else sizes[self.size]
+        n = sizes[self.size] + self.more if self.more else sizes[self.size]
+        return n if self.by == 1 else n // self.by
+
+    def plus(self, n: int) -> Grown:
+        """Return the length that is larger by `n`."""
+        return Grown(self.size, self.more + n * self.by, self.by)
+
+    def over(self, n: int) -> Grown:
+        """Return the length divided by `n` and rounded down."""
+        return Grown(self.size, self.more, self.by * n)
 
 
 Part = int | Grown
@@ -78,10 +88,19 @@ class Axis(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """The sizes of two traces, in the same order. Methods find what depends on which size by comparing the traces."""
+    """The sizes of two traces, in the same order. Methods find what depends on which size by comparing the traces.
+
+    known: lengths that the traces compute from the sizes, if this was recorded. Two traces alone would not show T // 2.
+    """
 
     one: tuple[int, ...]
     other: tuple[int, ...]
+    known: tuple[Length, ...] = ()
+
+    @property
+    def quotients(self) -> tuple[Grown, ...]:
+        """The factors of known lengths that are rounded down."""
+        return tuple(dict.fromkeys([f for length in self.known for f in length.factors if f.by > 1]))
 
     def of(self, part: Part) -> Both:
         """Return the length of a part in both traces."""
@@ -93,8 +112,6 @@ class Sizes(NamedTuple):
         Raises UnsizedError if none of the known formulas fits, and AmbiguousError if several do.
         """
         a, b = pair
-        if a == b:
-            return Length(a)
         found = _lengths(self, pair)
         if len(found) > 1:
             raise AmbiguousError(f"lengths of {a} and {b} can depend on the sizes in {len(found)} ways")
@@ -147,12 +164,33 @@ def joined(parts: Sequence[Part]) -> Parts:
 def _lengths(sizes: Sizes, pair: Both) -> frozenset[Length]:
     """Return the simplest formulas of the sizes that fit a length in both traces."""
     a, b = pair
+    known = frozenset([length for length in sizes.known if (length.at(sizes.one), length.at(sizes.other)) == pair])
+    if a == b:
+        return known | {Length(a)}
+    if known:
+        return known
     found = {Length(1, (Grown(k, a - n),)) for k, (n, m) in enumerate(zip(sizes.one, sizes.other)) if a - b == n - m}
-    for factors in _products(len(sizes.one)):
-        n, m = (math.prod([f.at(s) for f in factors]) for s in sizes)
+    found |= _fitting(sizes, pair, _products(len(sizes.one)))
+    found = found or _fitting(sizes, pair, _quotients(len(sizes.one), sizes.quotients))
+    return frozenset({f for f in found if not any(g.more for g in f.factors)} or found)
+
+
+def _fitting(sizes: Sizes, pair: Both, products: Iterable[tuple[Grown, ...]]) -> set[Length]:
+    """Return the products of factors that fit a length in both traces, multiplied by a number."""
+    (a, b), found = pair, set[Length]()
+    for factors in products:
+        n, m = (math.prod([f.at(s) for f in factors]) for s in (sizes.one, sizes.other))
         if n > 0 and a % n == 0 and a // n * m == b:
             found.add(Length(a // n, factors))
-    return frozenset({f for f in found if not any(g.more for g in f.factors)} or found)
+    return found
+
+
+@cache
+def _quotients(sizes: int, quotients: tuple[Grown, ...]) -> list[tuple[Grown, ...]]:
+    """Return products of quotients and sizes, of which at least one is a quotient."""
+    factors = (*map(Grown, range(sizes)), *quotients)
+    found = itertools.chain(*[itertools.combinations_with_replacement(factors, n + 1) for n in range(MOST_FACTORS)])
+    return [product for product in found if any(f.by > 1 for f in product)]
 
 
 @cache

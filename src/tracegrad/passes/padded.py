@@ -61,7 +61,7 @@ def in_room(room: Graph, other: Graph, sizes: Sizes, names: Sequence[str], exact
     Raises: UnsizedError with the line of a node that cannot be computed with padding.
     """
     with ambient.rewriting() as here:
-        lengths = {f: leaf("hyper", name, TensorType(i32, ())) for name, f in lengths_of(names).items()}
+        lengths = {f: leaf("hyper", name, TensorType(i32, ())) for name, f in lengths_of(names, sizes).items()}
         walk = _Walk(sizes, lengths, exact, here)
         walk.nodes(room, other, ({}, {}))
     found = {name: walk.of[t.serial].axes for name, t in room.results.items()}
@@ -69,9 +69,10 @@ def in_room(room: Graph, other: Graph, sizes: Sizes, names: Sequence[str], exact
     return Padded(graph, found)
 
 
-def lengths_of(names: Sequence[str]) -> dict[str, Grown]:
+def lengths_of(names: Sequence[str], sizes: Sizes) -> dict[str, Grown]:
     """Return the inputs that hold lengths, by name. names: those of the sizes."""
-    return {text.format(name): Grown(k, more) for k, name in enumerate(names) for more, text in LENGTHS.items()}
+    found = {text.format(name): Grown(k, more) for k, name in enumerate(names) for more, text in LENGTHS.items()}
+    return found | {f"size of ({names[q.size]} + {q.more}) // {q.by}": q for q in sizes.quotients}
 
 
 class _Walk(Room):
@@ -92,7 +93,7 @@ class _Walk(Room):
                 try:
                     self.of[t.serial] = self.checked(t, u)
                 except UnsizedError as e:
-                    raise UnsizedError(f"{t.prim.name}{f', {t.site.short}' if t.site else ''}: {e}") from None
+                    raise type(e)(f"{t.prim.name}{f', {t.site.short}' if t.site else ''}: {e}") from None
 
     def checked(self, t: Tensor, u: Tensor) -> Value:
         """Return the value of `t`, after a check that its axes fit the types in both traces. u: `t` at other sizes."""
@@ -102,7 +103,7 @@ class _Walk(Room):
         value = self.value(t, u, [self.of[x.serial] for x in t.inputs])
         if t.prim.family != "scan":
             assert value.tensor.type == t.type, (value.tensor.type, t)
-            lengths = [[axis.length.at(n) for axis in value.axes] for n in self.sizes]
+            lengths = [[axis.length.at(n) for axis in value.axes] for n in (self.sizes.one, self.sizes.other)]
             if lengths != [[*t.shape], [*u.shape]]:
                 raise differ
         return value
@@ -141,6 +142,13 @@ class _Walk(Room):
         """Return a fold. Padding in its input is masked by the fold's identity."""
         axes = tuple([ONE if d in t.axes else a for d, a in enumerate(x.axes)])
         return self.alike(t, u, [x._replace(tensor=self.masked(x, t.axes, identity_of(t.prim, t.dtype)))], axes)
+
+    def running(self, t: Tensor, u: Tensor, x: Value) -> Value:
+        """Return a composite along an axis, such as running sums. Padding in its input is masked by its identity."""
+        axes = replaced(x.axes, t.axis, x.axes[t.axis].stacked)
+        return self.alike(
+            t, u, [Value(self.masked(x._replace(axes=axes), (t.axis,), identity_of(t.prim, t.dtype)), axes)], axes
+        )
 
     def source(self, t: Tensor, u: Tensor) -> Value:
         """Return a leaf or a formula."""
@@ -195,7 +203,7 @@ class _Walk(Room):
         if body.counts != other.counts:
             raise UnsizedError("has another body at other sizes")
         length = self.sizes.axis((t.attrs["length"], u.attrs["length"]))
-        self.single(length)
+        self.in_front(length)
         carries, xs, consts = body.split([x.tensor for x in inputs])
         n = len(carries)
         given = [x.axes[1:] if n <= k < n + len(xs) else x.axes for k, x in enumerate(inputs)]
@@ -260,6 +268,7 @@ FAMILIES: Mapping[str, Callable[..., Value]] = {
     "map": _Walk.map,
     "view": _Walk.map,
     "fold": _Walk.fold,
+    "composite": _Walk.running,
     "product": _Walk.product,
     "gather": _Walk.lookup,
     "scatter": _Walk.lookup,

@@ -25,6 +25,7 @@ from tracegrad.prims.views import (
     broadcast_to,
     permute,
     reshape,
+    unmoved,
 )
 
 
@@ -100,12 +101,12 @@ def counted(room: Room, t: Tensor, axes: Sequence[Axis], shape: Shape) -> Tensor
 
 
 def _slice(room: Room, t: Tensor, u: Tensor, x: Value) -> Value:
+    if all(unmoved(v.inputs[0], **v.attrs) for v in (t, u)):
+        return x
     blocks = _blocks(room, t, u, x)
     if blocks:
         return Value(bind(SLICE, x.tensor, **t.attrs), blocks)
     axes, start = _moved(room, t, u, x), _start(room, t, u)
-    if axes[t.axis].grows and abs(t.attrs["step"]) != 1:
-        raise UnsizedError("takes elements in steps")
     if not start.factors:
         return Value(bind(SLICE, x.tensor, **t.attrs), axes)
     at = room.places(start, t.attrs["step"], t.axis, t.shape, x.tensor.shape[t.axis])
@@ -113,12 +114,12 @@ def _slice(room: Room, t: Tensor, u: Tensor, x: Value) -> Value:
 
 
 def _place(room: Room, t: Tensor, u: Tensor, x: Value) -> Value:
+    if all(unmoved(v.inputs[0], **v.attrs) for v in (t, u)):
+        return x
     blocks = _blocks(room, t, u, x)
     if blocks:
         return Value(bind(PLACE, x.tensor, **t.attrs), blocks)
     axes, start = _moved(room, t, u, x), _start(room, t, u)
-    if x.axes[t.axis].grows and abs(t.attrs["step"]) != 1:
-        raise UnsizedError("puts elements in steps")
     own = room.masked(x, (t.axis,), 0)
     if not start.factors:
         return Value(bind(PLACE, own, **t.attrs), axes)
@@ -146,10 +147,10 @@ def _blocks(room: Room, t: Tensor, u: Tensor, x: Value) -> tuple[Axis, ...] | No
 
 def _moved(room: Room, t: Tensor, u: Tensor, x: Value) -> tuple[Axis, ...]:
     """Return the axes of `x` with that of the result in place of the axis that `t` works along."""
-    room.single(x.axes[t.axis])
+    room.in_front(x.axes[t.axis])
     new = room.sizes.axis((t.shape[t.axis], u.shape[t.axis]))
-    room.single(new)
-    return replaced(x.axes, t.axis, new)
+    room.in_front(new)
+    return replaced(x.axes, t.axis, new._replace(parts=joined(new.ordered)))
 
 
 def _start(room: Room, t: Tensor, u: Tensor) -> Length:

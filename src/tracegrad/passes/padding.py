@@ -57,6 +57,7 @@ class Room:
         made = const(length.times, i32)
         for n, f in enumerate(length.factors):
             factor = self.lengths[f] if f in self.lengths else self.lengths[Grown(f.size)] + f.more
+            factor = factor if f.by == 1 or f in self.lengths else factor // f.by
             made = factor if n == 0 and length.times == 1 else made * factor
         return made
 
@@ -140,9 +141,9 @@ class Room:
             found = found * self.sizes.of(part)[0] + at
         return found
 
-    def single(self, axis: Axis) -> None:
-        """Raise UnsizedError if an axis grows and is not a single part."""
-        if axis.grows and (axis.parts is None or len(axis.parts) != 1):
+    def in_front(self, axis: Axis) -> None:
+        """Raise UnsizedError if padding of an axis is not all behind the rest: only the outermost part can grow."""
+        if any(isinstance(part, Grown) for part in axis.ordered[1:]):
             raise UnsizedError("moves along an axis of several parts")
 
     def places(self, start: Length, step: int, axis: int, shape: Shape, n: int) -> Tensor:

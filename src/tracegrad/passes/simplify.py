@@ -12,7 +12,7 @@ from tracegrad.kernels.reads import read_by
 from tracegrad.prims.elementwise import isnan, logical_not, logical_or, nonfinite, where
 from tracegrad.prims.folds import MATMUL, pack
 from tracegrad.prims.leaves import const, constant
-from tracegrad.prims.views import RESHAPE, SLICE, broadcast_to, permute, reshape, slice_
+from tracegrad.prims.views import RESHAPE, SLICE, broadcast_to, permute, reshape, slice_, unmoved
 
 
 def simplify(roots: Sequence[Tensor]) -> list[Tensor]:
@@ -237,6 +237,11 @@ def _unchanged(t: Tensor, xs: tuple[Tensor, ...]) -> Tensor | None:
     return xs[0] if xs[0].type == t.type else None
 
 
+def _moved(t: Tensor, xs: tuple[Tensor, ...]) -> Tensor | None:
+    """Return the input of a slice or place that changes nothing."""
+    return xs[0] if unmoved(xs[0], **t.attrs) else None
+
+
 SHORTCUTS: dict[str, Shortcut] = {
     "add": _arithmetic(float.__add__, -0.0, -0.0),  # -0.0 + 0.0 is 0.0
     "sub": _arithmetic(float.__sub__, 0.0, same=_difference),
@@ -244,5 +249,6 @@ SHORTCUTS: dict[str, Shortcut] = {
     "div": _with_constant(_under, _over, _arithmetic(_quotient, 1.0, same=_ratio)),
     "equal": _compared(lambda x: logical_not(isnan(x))), "not_equal": _compared(isnan),
     "neg": _neg, "reshape": _reshape, "permute": _permute, "broadcast": _broadcast,
+    "slice": _moved, "place": _moved,
     **dict.fromkeys(("sum", "max", "peak", "min", "prod", "cast", "stop_gradient", "variable"), _unchanged),
 }  # fmt: skip

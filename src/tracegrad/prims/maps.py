@@ -144,6 +144,7 @@ def composite(
     indexes: Callable[..., tuple[int, int, int | None]] | None = None,
     xla: Callable[..., Any] | None = None,
     xla_if: Callable[..., bool] | None = None,
+    identity: float | None = None,
 ) -> Primitive:
     """Register an op that is made of other ops, with a derivative of its own. Call it by `extend.bind`.
 
@@ -160,6 +161,8 @@ def composite(
              last is a value that is valid although it is no index, or None.
     xla:     an implementation in JAX, if XLA compiles it better than `expand`.
     xla_if:  (x, node) -> whether `xla` serves this node. Default: always.
+    identity: for an op of one input along the attribute `axis`: more elements of this value at the end of the axis
+             change no other result.
     Returns: the `extend.Primitive`.
     Raises:  InputError if the name is taken.
 
@@ -170,7 +173,7 @@ def composite(
     >>> tg.grad(lambda x: extend.bind(cube, extend.as_tensor(x)))(2.0)
     array(12., dtype=float32)
     """
-    rules: dict[str, Any] = {"expand": expand, "indexes": indexes, "xla": xla, "xla_if": xla_if}
+    rules: dict[str, Any] = {"expand": expand, "indexes": indexes, "xla": xla, "xla_if": xla_if, "identity": identity}
     return register(Primitive(name, "composite", type, array, vjp, jvp, batch, **rules))
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 from tracegrad.dtypes import Shape, TensorType, normalize_axis
@@ -307,17 +308,27 @@ def broadcast_to(x: Tensor, shape: Sequence[int]) -> Tensor:
     return padded if padded.shape == shape else bind(BROADCAST, padded, shape=shape)
 
 
+# True in a trace for many sizes. Views that change nothing at its sizes stay, because they can at others
+for_many_sizes: ContextVar[bool] = ContextVar("for_many_sizes", default=False)
+
+
+def unmoved(x: Tensor, axis: int, start: int, length: int, step: int) -> bool:
+    """Return whether a slice or place gives `x` itself."""
+    return (start, step, length) == (0, 1, x.shape[axis])
+
+
 def slice_(x: Tensor, axis: int, start: int, length: int, step: int = 1) -> Tensor:
     """Return `length` elements of `axis`, from `start` in steps of `step`."""
-    step = step if length > 1 else 1
-    if (start, step, length) == (0, 1, x.shape[axis]):
-        return x
+    if not for_many_sizes.get():
+        step = step if length > 1 else 1
+        if unmoved(x, axis, start, length, step):
+            return x
     return bind(SLICE, x, axis=axis, start=start, step=step, length=length)
 
 
 def place(x: Tensor, axis: int, start: int, length: int, step: int = 1) -> Tensor:
     """Return zeros of size `length` along `axis`, with `x` at `start`, `start + step`, ..."""
-    if (start, step, length) == (0, 1, x.shape[axis]):
+    if not for_many_sizes.get() and unmoved(x, axis, start, length, step):
         return x
     return bind(PLACE, x, axis=axis, start=start, step=step, length=length)
 
