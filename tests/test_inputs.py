@@ -190,8 +190,30 @@ def test_mapping_and_keywords_merge():
     assert merge({"x": 1}, {"y": 2}, "step") == {"x": 1, "y": 2}
     with pytest.raises(InputError, match=r"x given twice"):
         merge({"x": 1}, {"x": 2}, "step")
-    with pytest.raises(InputError, match=r"by name.*got ndarray"):
-        merge(np.zeros(2), {}, "step")
+
+
+def test_values_by_position_are_in_the_order_of_inputs():
+    known = ("x", "y")
+    assert merge(1, {}, "step", (2,), known) == {"x": 1, "y": 2} == merge(1, {"y": 2}, "step", (), known)
+    assert merge(None, {}, "step", (), known) == {}
+    assert merge([1, 2], {}, "run", (), ("x",)) == {"x": [1, 2]}
+    for given, named, said in (
+        (
+            (1, 2, 3),
+            {},
+            r"pass step\(x, y\), by name as in step\(x=..., y=...\), or one dict; got 3 values by position",
+        ),
+        ((1,), {"x": 2}, "x given twice"),
+        (((1, 2),), {}, r"got one tuple: write step\(\*batch\)"),
+        (("d", 1), {}, "got 'd'"),
+        (({"x": 1}, 2), {}, "got a dict and 1 value"),
+        ((1, {"y": 1}), {}, "got {'y': 1}"),
+        ((None, 1), {}, "got None"),
+    ):
+        with pytest.raises(InputError, match=said):
+            merge(given[0], named, "step", given[1:], known)
+    with pytest.raises(InputError, match="there are no inputs; got 1 value"):
+        merge(1, {}, "step", (), ())
 
 
 def test_torch_tensors_are_taken():

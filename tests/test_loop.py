@@ -50,6 +50,28 @@ def test_arrays_give_the_numbers_of_a_plain_loop(device, monkeypatch):
         assert got.loss == want and train.digest() == alone.digest()
 
 
+def test_arrays_by_position_and_by_name_are_the_same():
+    runs = []
+    for given, named in (((), {"x": X, "y": Y}), ((X, Y), {}), ((X,), {"y": Y}), ((X.tolist(), Y.tolist()), {})):
+        with compiled() as train:
+            runs.append((train.fit(*given, **named, epochs=2, progress=False).loss, train.step(X[:8], Y[:8]).loss))
+            infer = train.attach(forward=lambda m, x: m(x), inputs={"x": (None, 3)})
+            assert (infer.run(X).output == infer.run(x=X).output).all()
+            assert train.run_steps(2, X[:8], y=Y[:8]).losses.shape == (2,)
+    assert runs == [runs[0]] * 4
+
+
+def test_other_arguments_by_position_are_refused(train):
+    for given, said in (
+        ((X, Y, 8), "got 8"), ((X, Y, X), "got more"), (([(X, Y)], 10), "got 10"), ((X, None), "got None"),
+        ((zip(X, Y), Y), "got a zip"),
+    ):  # fmt: skip
+        with pytest.raises(tg.InputError, match=rf"fit\(x, y, batch_size=\.\.\.\).*{said}"):
+            train.fit(*given, progress=False)
+    with pytest.raises(tg.InputError, match="not both"):
+        train.fit([(X, Y)], y=Y)
+
+
 def test_as_pytorch():
     torch = pytest.importorskip("torch")
     model = torch.nn.Linear(3, 1)

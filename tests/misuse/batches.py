@@ -6,19 +6,19 @@ import tracegrad as tg
 from misuse.table import SHAPES, X, Y, compiled, predict, program, training
 
 
-@training("step", "by name", "step(x=..., y=...)", "2")
+@training("step", "by name", "step(x=..., y=...)", "3")
 def batch_by_position(train):
-    return train.step(X, Y).loss
+    return train.step(X, Y, X).loss
 
 
-@training("step", "by name", "step(x=..., y=...)", "tuple")
+@training("step", "by name", "step(x=..., y=...)", "write step(*batch)")
 def batch_as_a_tuple(train):
     return train.step((X, Y)).loss
 
 
-@training("step", "by name", "ndarray", "step(x=..., y=...)")
+@training("step", "x given twice")
 def one_array_by_position(train):
-    return train.step(X, y=Y).loss
+    return train.step(X, x=X).loss
 
 
 @training("step", "y: missing", "f32[8,2]")
@@ -236,7 +236,7 @@ def free_sizes_that_differ():
 @program("run", "by name", "run(x=...)")
 def forward_by_position():
     with compiled() as train:
-        return train.attach(forward=predict, inputs={"x": (8, 3)}).run(X).output
+        return train.attach(forward=predict, inputs={"x": (8, 3)}).run(X, Y).output
 
 
 @program("CompiledForward", "run(")

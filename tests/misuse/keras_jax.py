@@ -70,9 +70,9 @@ def compile_with_metrics():
     tg.compile(model=MLP(), loss=mse, inputs=SHAPES, optimizer=optim.adam(), metrics=["accuracy"])
 
 
-@training("fit", raises=TypeError)
+@training("fit", "fit(x, y, batch_size=...)", "got 32")
 def fit_with_positional_targets(train):
-    train.fit(X, Y, progress=False)
+    train.fit(X, Y, 32, progress=False)
 
 
 @training("fit", "batch_size")

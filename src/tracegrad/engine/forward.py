@@ -100,12 +100,12 @@ class CompiledForward(HasStates):
             with store.worker.own(self._lock):
                 self._programs.of(())
 
-    def run(self, mapping: Given = None, /, *more: Any, patches: Given = None, **inputs: Any) -> Pending[RunResult]:
+    def run(self, mapping: Any = None, /, *more: Any, patches: Given = None, **inputs: Any) -> Pending[RunResult]:
         """Queue one run of the forward, and return a `Pending`: its `output` waits for the result.
 
-        Pass inputs by keyword, in one dict, or both. `run` copies them, so you can change your arrays at once. `run`
-        itself does not raise if inputs do not fit, if compiling for new sizes fails, or if the device fails. The result
-        is then `Failed`, and reading `output` raises its error.
+        Pass inputs by keyword, by position in the order of `inputs`, or in one dict. `run` copies them, so you can
+        change your arrays at once. `run` itself does not raise if inputs do not fit, if compiling for new sizes fails,
+        or if the device fails. The result is then `Failed`, and reading `output` raises its error.
 
         patches: {"attn.0": array} or {"attn.0": (mask, array)}. In this run, `array` replaces the value at
                  `tg.patch("attn.0", x)`, or only those elements where the bool `mask` is True. Both broadcast to the
@@ -152,7 +152,7 @@ class CompiledForward(HasStates):
             worker.enqueue([one], pending)
         return pending
 
-    def graph_for(self, mapping: Given = None, /, **inputs: Any) -> Graph:
+    def graph_for(self, mapping: Any = None, /, *more: Any, **inputs: Any) -> Graph:
         """Return the graph that a run with these inputs executes. Only the inputs' sizes matter.
 
         inputs: as for `run`.
@@ -161,12 +161,13 @@ class CompiledForward(HasStates):
         >>> infer.graph_for(x=x).outputs
         {'output': <f32[4,1] add>}
         """
-        sizes, _ = sizes_of(self._programs.free, merge(mapping, inputs, "graph_for"), "graph_for")
+        free = self._programs.free
+        sizes, _ = sizes_of(free, merge(mapping, inputs, "graph_for", more, free.types), "graph_for")
         with self.store.worker.own(self._lock):
             return self._programs.of(sizes).graph
 
     @helpful
-    def explain(self, mapping: Given = None, /, *, verbose: bool = False, **inputs: Any) -> Explanation:
+    def explain(self, mapping: Any = None, /, *more: Any, verbose: bool = False, **inputs: Any) -> Explanation:
         """Return a report of a run, to print: its dispatches (launches of kernels) with their costs, and its memory.
 
         inputs:  as for `run`; without any, the sizes used last.
@@ -176,13 +177,13 @@ class CompiledForward(HasStates):
         >>> print(infer.explain(x=x).title)
         forward: 7 nodes, 1 kernels, 1 dispatches; 20 FLOP, 44 B read, 16 B written
         """
-        program, _ = self._looked_at(merge(mapping, inputs, "explain"), "explain")
+        program, _ = self._looked_at(merge(mapping, inputs, "explain", more, self._programs.free.types), "explain")
         from tracegrad.introspection.explain import explained
 
         return explained(program.built, self.store.worker.info, self._programs.sized.note, verbose)
 
     @helpful
-    def why(self, name_or_node: str | Tensor, mapping: Given = None, /, **inputs: Any) -> Why:
+    def why(self, name_or_node: str | Tensor, mapping: Any = None, /, *more: Any, **inputs: Any) -> Why:
         """Explain, as text to print, why a value of the forward is stored or inlined, and where.
 
         A stored value is written to memory. An inlined value is computed inside each kernel that uses it.
@@ -195,10 +196,13 @@ class CompiledForward(HasStates):
         >>> print(str(infer.why("output", x=x)).splitlines()[1])
           stored: the program delivers it
         """
-        return self.explain(mapping, **inputs).why(name_or_node)
+        program, _ = self._looked_at(merge(mapping, inputs, "why", more, self._programs.free.types), "why")
+        from tracegrad.introspection.why import why
+
+        return why(program.built.graph, program.built.program, name_or_node)
 
     @helpful
-    def profile(self, steps: int = 10, mapping: Given = None, **inputs: Any) -> Profile:
+    def profile(self, steps: int = 10, mapping: Any = None, *more: Any, **inputs: Any) -> Profile:
         """Run the forward `steps` times, and return the median time of each dispatch, as a table to print.
 
         inputs: as for `run`; without any, zeros of the sizes used last.
@@ -210,7 +214,7 @@ class CompiledForward(HasStates):
         from tracegrad.introspection.profile import profiled
 
         steps, worker = checked_whole("steps", steps, "profile"), self.store.worker
-        program, arrays = self._looked_at(merge(mapping, inputs, "profile"), "profile")
+        program, arrays = self._looked_at(merge(mapping, inputs, "profile", more, self._programs.free.types), "profile")
         arrays |= self._programs.hyper(program)
 
         def measure(session: Session) -> Profile:

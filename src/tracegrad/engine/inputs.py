@@ -16,7 +16,7 @@ from tracegrad.compiler.inputtypes import FreeSizes, Sizes
 from tracegrad.dtypes import DTYPES
 from tracegrad.errors import InputError
 from tracegrad.program import Field
-from tracegrad.refusals import nearest
+from tracegrad.refusals import nearest, shown
 from tracegrad.sites import MASK, VALUE, SiteInfo, patch_leaf
 from tracegrad.tuning import KNOWN_SHAPES
 
@@ -34,34 +34,53 @@ def unchanged(x: Array) -> Array:
 
 
 def merge(
-    mapping: Mapping[str, Any] | None,
-    named: Mapping[str, Any],
-    what: str,
-    more: Sequence[Any] = (),
-    known: Iterable[str] = ("x",),
+    mapping: Any, named: Mapping[str, Any], what: str, more: Sequence[Any] = (), known: Iterable[str] = ("x",)
 ) -> dict[str, Any]:
-    """Merge the inputs of a call, given as one mapping, by keyword, or both. more: further arguments by position.
+    """Merge the inputs of a call, given by position, as one mapping, or by keyword.
 
-    Raises InputError for more than one positional argument, for one that is no mapping, and for a name given twice.
+    mapping: the first argument by position: a mapping by name, or the value of the first input.
+    more:    further arguments by position. known: names of the inputs, in their order.
+
+    Raises InputError for arguments that no input takes, and for an input given twice.
     """
-    if more:
-        raise InputError.here(f"{what}: {_by_name(what, known)}; got {1 + len(more)} values by position")
-    if mapping is None:
-        return dict(named)
     # a dict's type is checked at once, while Mapping asks its registry
-    if type(mapping) is not dict and not isinstance(mapping, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise InputError.here(f"{what}: {_by_name(what, known)}; got {type(mapping).__name__}")
+    if (mapping is None and not more) or type(mapping) is dict or isinstance(mapping, Mapping):
+        if more:
+            raise InputError.here(f"{what}: {_forms(what, known)}; got a dict and {_values(len(more))}")
+        mapping = cast("Mapping[str, Any]", mapping or {})
+    else:
+        mapping = _in_order((mapping, *more), what, list(known))
     if not named:
         return {**mapping}
     twice = sorted(name for name in named if name in mapping)
     if twice:
-        raise InputError.here(f"{what}: {', '.join(twice)} given twice, in the dict and by keyword; leave out one")
+        raise InputError.here(f"{what}: {', '.join(twice)} given twice, once by keyword; leave out one")
     return {**mapping, **named}
 
 
-def _by_name(what: str, known: Iterable[str]) -> str:
-    first = "n, " if what == "run_steps" else ""
-    return f"inputs are given by name, as in {what}({first}{', '.join([f'{n}=...' for n in known])}), or as one dict"
+def _in_order(values: tuple[Any, ...], what: str, names: list[str]) -> dict[str, Any]:
+    """Return values given by position, by input name."""
+    kind = type(values[0]).__name__
+    if len(values) == 1 < len(names) and kind in ("tuple", "list"):
+        raise InputError.here(f"{what}: {_forms(what, names)}; got one {kind}: write {what}(*batch)")
+    odd: list[object] = [v for v in values if v is None or isinstance(v, (str, Mapping))]
+    if odd or len(values) > len(names):
+        got = shown(odd[0]) if odd else f"{_values(len(values))} by position"
+        raise InputError.here(f"{what}: {_forms(what, names)}; got {got}")
+    return dict(zip(names, values))
+
+
+def _values(n: int) -> str:
+    return f"{n} value{'s' * (n != 1)}"
+
+
+def _forms(what: str, known: Iterable[str]) -> str:
+    """Say how the inputs of a call are given."""
+    names, first = list(known), "n, " if what == "run_steps" else ""
+    if not names:
+        return "there are no inputs"
+    by_name = ", ".join([f"{n}=..." for n in names])
+    return f"pass {what}({first}{', '.join(names)}), by name as in {what}({first}{by_name}), or one dict"
 
 
 def check_inputs(

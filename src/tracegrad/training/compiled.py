@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tracegrad.engine.forward import CompiledForward
-from tracegrad.engine.inputs import Given, given_or_blank, merge
+from tracegrad.engine.inputs import given_or_blank, merge
 from tracegrad.engine.run_program import RunProgram
 from tracegrad.engine.stepper import Stepper, take_all
 from tracegrad.errors import InputError
@@ -44,7 +44,7 @@ class CompiledTraining(Training):
     def fit(
         self,
         data: Any = None,
-        *,
+        *more: Any,
         x: Any = None,
         y: Any = None,
         batch_size: int | None = None,
@@ -67,9 +67,11 @@ class CompiledTraining(Training):
         """Train on `data`, and return the history: losses, and metrics of the evaluations. Ctrl-C ends it early.
 
         data:       an iterable of dicts by input name, or of tuples in the order of `inputs`; a torch DataLoader too.
-                    Or whole arrays: a tuple or dict of arrays, a data frame, a Hugging Face dataset. They are
-                    copied to a GPU once if they fit and are used more than once.
-        x, y:       whole arrays instead: one for the first and one for the second input, or dicts by input name.
+                    Or whole arrays: `fit(x, y)` in the order of `inputs`, a tuple or dict of arrays, a data
+                    frame, a Hugging Face dataset. They are copied to a GPU once if they fit and are used more than
+                    once.
+        more:       the arrays of `fit(x, y)` after the first.
+        x, y:       whole arrays by name: one for the first and one for the second input, or dicts by input name.
         batch_size: batch size for whole arrays. Default: the size in `inputs`, or 32 if that is None. A smaller last
                     batch is trained if the size in `inputs` is None or a name. If that is a number, the batch is
                     dropped; in an iterable it is an error.
@@ -117,7 +119,7 @@ class CompiledTraining(Training):
             evaluate=evaluate, every=every, metrics=metrics, progress=progress, log=log, resume=resume,
             schedule=schedule, hooks=hooks, callbacks=callbacks,
         )  # fmt: skip
-        return fit(self, data, x, y, options)
+        return fit(self, (data, *more), x, y, options)
 
     @helpful
     def export(
@@ -218,11 +220,13 @@ class CompiledTraining(Training):
         return why(built.graph, built.program, name_or_node)
 
     @helpful
-    def profile(self, steps: int = 10, mapping: Given = None, *, loss: str | None = None, **inputs: Any) -> Profile:
+    def profile(
+        self, steps: int = 10, mapping: Any = None, *more: Any, loss: str | None = None, **inputs: Any
+    ) -> Profile:
         """Run a step `steps` times, and return the median time of each dispatch, as a table to print.
 
         steps:    the number of timed runs.
-        inputs:   a batch as for `step`, by keyword, in one dict, or both. Without inputs, zeros are used.
+        inputs:   a batch as for `step`. Without inputs, zeros are used.
         loss:     the name of a loss. Required if there are several losses; leave it out if there is one.
         Returns:  a `Profile`: the times beside bytes, FLOPs, the device's limits and your source lines. `.save(path)`
                   writes a Chrome trace.
@@ -236,7 +240,8 @@ class CompiledTraining(Training):
         """
         from tracegrad.introspection.profile import profiled
 
-        stepper, given = self.store.stepper_of(loss, "profile"), merge(mapping, inputs, "profile")
+        stepper = self.store.stepper_of(loss, "profile")
+        given = merge(mapping, inputs, "profile", more, stepper.source.inputs)
         program = stepper.main if given else _latest(stepper, "profile")
         if given:
             program, given = self.store.program_for(stepper, given, "profile")

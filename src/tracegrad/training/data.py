@@ -168,10 +168,40 @@ def _is_whole(value: Any, t: Any) -> bool:
     return hasattr(value, "to_numpy") or len(getattr(value, "shape", ())) == len(t.shape) > 0
 
 
+def in_order(given: tuple[Any, ...], x: Any, y: Any, names: Sequence[str]) -> dict[str, Any] | None:
+    """Return the whole arrays of `fit(x, y)` and `fit(x, y=y)` by input name; None for calls of another form.
+
+    Raises InputError for arguments by position that are no arrays, and for too many.
+    """
+    if y is not None and x is None and len(given) == 1 and _has_shape(given[0]):
+        given, y = (*given, y), None
+    if len(given) < 2:
+        return None
+    odd = [v for v in given if not (_has_shape(v) or isinstance(v, list))]
+    if odd or len(given) > len(names) or x is not None or y is not None:
+        got = shown(odd[0]) if odd else "more"
+        raise InputError.here(
+            f"fit: by position it takes one array for each input, fit({', '.join(names)}, batch_size=...), or batches "
+            f"alone, fit(batches, epochs=...); got {got}"
+        )
+    return dict(zip(names, given))
+
+
+def _has_shape(value: Any) -> bool:
+    return hasattr(value, "shape") or hasattr(value, "to_numpy")
+
+
 def sources(
-    types: Mapping[str, InputType], data: Any, x: Any, y: Any, batch_size: int | None, key: Any, validation: Any
-) -> tuple[Rows | Iterable[Any], Rows | Iterable[Any] | None]:
-    """Return the data to train on, and the data to validate on. Raises InputError for data of another kind."""
+    types: Mapping[str, InputType], given: tuple[Any, ...], x: Any, y: Any, batch_size: int | None, key: Any,
+    validation: Any,
+) -> tuple[Rows | Iterable[Any], Rows | Iterable[Any] | None]:  # fmt: skip
+    """Return the data to train on, and the data to validate on. Raises InputError for data of another kind.
+
+    given: the arguments of `fit` by position.
+    """
+    if (several := in_order(given, x, y, list(types))) is not None:
+        given, x, y = (several,), None, None
+    data = given[0]
     if not types and data is None and x is None and y is None and validation is None:
         return [{}], None  # the loss has no inputs: a pass is one step
     if data is not None and (x is not None or y is not None):
@@ -232,7 +262,7 @@ def as_inputs(batch: Any, names: Sequence[str]) -> Mapping[str, Any]:
         count = f"{len(values)} value{'s' * (len(values) != 1)}"
         raise InputError.here(
             f"fit: a batch has {count}, but the inputs are {', '.join(names)}. Pass an iterable of batches, "
-            f"such as [({', '.join(names)}), ...], or whole arrays as fit(x=..., y=...)"
+            f"such as [({', '.join(names)}), ...], or whole arrays as fit({', '.join(names)})"
         )
     return dict(zip(names, values, strict=True))
 

@@ -60,7 +60,7 @@ class Options:
             cast("Callable[[], object]", hook)()
 
 
-def fit(train: Training, data: Any, x: Any, y: Any, options: Options) -> History:
+def fit(train: Training, data: tuple[Any, ...], x: Any, y: Any, options: Options) -> History:
     """Run the loop of `CompiledTraining.fit`, which documents the arguments. A single array counts as a tuple of one.
 
     Raises InputError for arguments that do not fit, and whatever the loop raises."""

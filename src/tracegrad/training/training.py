@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 from tracegrad.arrays import Array, checked_seed, seed_or_new
 from tracegrad.compiler.build import StepSource, traced_first
 from tracegrad.engine.forward import CompiledForward
-from tracegrad.engine.inputs import Given, Owned, check_inputs, merge, own_rows, unchanged
+from tracegrad.engine.inputs import Owned, check_inputs, merge, own_rows, unchanged
 from tracegrad.engine.pending import Pending, resolved
 from tracegrad.engine.results import Failed, StepResult
 from tracegrad.engine.stepper import Stepper, take_all
@@ -75,13 +75,13 @@ class Training(Parts):
 
     # --- running ---
 
-    def step(self, mapping: Given | str = None, /, *more: Any, **inputs: Any) -> Pending[StepResult]:
+    def step(self, mapping: Any = None, /, *more: Any, **inputs: Any) -> Pending[StepResult]:
         """Queue one training step, and return a `Pending`: its `loss` waits for the result.
 
-        Pass inputs by keyword, in one dict, or both. With several losses, pass the name of a loss first:
-        `train.step("d", x=x, z=z)`. `step` does not raise for inputs that do not fit, a non-finite loss or device
-        errors. The result is then `Failed`, and reading `loss` raises its error. Inputs that do not fit and a
-        non-finite loss change nothing.
+        Pass inputs by keyword, by position in the order of `inputs`, or in one dict. With several losses, pass the name
+        of a loss first: `train.step("d", x=x, z=z)`. `step` does not raise for inputs that do not fit, a non-finite
+        loss or device errors. The result is then `Failed`, and reading `loss` raises its error. Inputs that do not fit
+        and a non-finite loss change nothing.
 
         At most 8 steps are queued, or 96 short ones (128 in a browser tab). A further `step` waits for its turn.
         In PyTorch: the loss, zero_grad(), backward() and optimizer.step(). As train_on_batch of a Keras model.
@@ -95,10 +95,9 @@ class Training(Parts):
     def run_steps(self, n: int | str, /, *batch: Any, **inputs: Any) -> Pending[StepResult]:
         """Queue `n` training steps in one call, and return a `Pending` of the last one.
 
-        n, batch: the number of steps, at most a million, then optionally a dict of inputs. With several losses, pass
-                  the name of a loss before `n`.
-        inputs:   as for `step`: each step gets the same arrays. Or arrays with a new axis 0 of length `n`: step k gets
-                  element k of that axis.
+        n:        the number of steps, at most a million. With several losses, pass the name of a loss before `n`.
+        inputs:   as for `step`, in `batch` too: each step gets the same arrays. Or arrays with a new axis 0 of length
+                  `n`: step k gets element k of that axis.
         Returns:  the result of the last step, with `losses`, a float32 array of length `n`. If a step fails, the
                   result is `Failed`: earlier steps were applied, and later steps do not run.
         As jax.lax.scan over a training step.
