@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -429,3 +429,52 @@ def test_a_dtype_is_no_sequence() -> None:
     """Python asked for f32[0], f32[1] and so on, without an end."""
     with pytest.raises(TypeError, match="not iterable"):
         iter(tg.f32)  # pyright: ignore
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: optim.adamw(1e-3, 0.9, 0.999), r"optim.adamw\(0.001, weight_decay=0.9, beta1=0.999\)"),
+        (lambda: optim.sgd(0.1, 0.9, True), r"at most two.*optim.sgd\(0.1, momentum=0.9, nesterov=True\)"),
+        (lambda: tg.grad(cast("Any", tg.f32)), "fn must be a function.*got f32"),
+        (lambda: cast("Any", tg.pad)(np.zeros(3), 1, mode="reflect"), "mode='reflect'.*axis"),
+        (lambda: cast("Any", tg.compile)(mode="default"), "the whole step is compiled"),
+        (lambda: cast("Any", tg.init.kaiming)(mode="fan_out"), "scale by fan_in"),
+        (lambda: cast("Any", tg.compile)(log="x"), r"train.fit\(..., log="),
+    ],
+)
+def test_what_a_call_of_that_function_is_told(call: Callable[[], Any], said: str) -> None:
+    with pytest.raises(tg.TracegradError, match=said):
+        call()
+
+
+def test_hooks_are_functions_and_handles_take_no_settings() -> None:
+    sweep = tg.sweep(
+        model=nn.Linear(2, 1),
+        loss=lambda m, x: tg.mean(m(x)),
+        inputs={"x": (4, 2)},
+        optimizer=optim.sgd(),
+        seeds=[0, 1],
+    )
+    with pytest.raises(tg.InputError, match="on_step must be a function of the state"):
+        sweep.train.fit([{"x": np.ones((4, 2))}], on_step=tg.f32, progress=False)
+    for name, said in (("lr", r"sweep.set\(lr="), ("train", "tg.sweep makes"), ("note", "tg.sweep makes")):
+        with pytest.raises(AttributeError, match=said):
+            setattr(sweep, name, 0.1)
+
+
+def test_a_forward_with_captures_can_be_called_again() -> None:
+    def twice(m: Any, x: Any) -> Any:
+        def h(z: Any) -> Any:
+            return tg.capture("h", m(z))
+
+        return h(h(h(x)))
+
+    x = np.ones((1, 2), np.float32)
+    with tg.compile_forward(model=nn.Linear(2, 2), forward=twice, inputs={"x": (1, 2)}, seed=0) as infer:
+        infer.set_params(params := infer.params())
+        r = infer.run(x).result()
+    for name in ("h", "h.1", "h.2"):
+        x = x @ params["W"] + params["b"]
+        np.testing.assert_allclose(r.captures[name], x, rtol=1e-5)
+    assert list(r.captures) == ["h", "h.1", "h.2"]

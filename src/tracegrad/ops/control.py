@@ -18,8 +18,8 @@ from tracegrad.sites import MASK, VALUE, SiteInfo, patch_leaf
 __all__ = ["capture", "patch"]
 
 
-def _marked(kind: str, name: Any, x: Any) -> tuple[ambient.Trace, Tensor]:
-    """Record a site, and return the running trace and `x`. Raises TraceError if `name` is empty, in use or second."""
+def _marked(kind: str, name: Any, x: Any) -> tuple[ambient.Trace, str, Tensor]:
+    """Record a site, and return the running trace, the site's name and `x`. Raises TraceError if `name` is wrong."""
     running = ambient.require(kind)
     if isinstance(x, str):
         raise TraceError(f"the name must come first, as in tg.{kind}({x!r}, x); got {shown(name)} and {x!r}")
@@ -34,6 +34,9 @@ def _marked(kind: str, name: Any, x: Any) -> tuple[ambient.Trace, Tensor]:
                 site,
             )
         )
+    first, k = name, 0
+    while kind == "capture" and (kind, name) in running.sites:
+        name, k = f"{first}.{k + 1}", k + 1
     other = running.sites.get((kind, name))
     if other is not None:
         raise TraceError(
@@ -44,18 +47,18 @@ def _marked(kind: str, name: Any, x: Any) -> tuple[ambient.Trace, Tensor]:
             )
         )
     running.sites[kind, name] = SiteInfo(kind, name, x.type, site)
-    return running, x
+    return running, name, x
 
 
 @op
 def capture(name: str, x: Any) -> Tensor:
     """Return `x` unchanged, and report its value as `captures[name]` in the results of `run` and `step`.
 
-    name:     a string, unique among the captures of a forward or loss.
+    name:     a string. If a forward is called more than once, the later captures of "h" are "h.1", "h.2", and so on.
     x:        any dtype and shape.
     Returns:  `x`. Eager calls do nothing else. A program stores the value in each run and copies it to the host.
     Gradient: the result's gradient, unchanged.
-    Raises:   TraceError if another capture has the name, for an empty name, and inside `tg.scan`.
+    Raises:   TraceError for an empty name, and inside `tg.scan`.
 
     As a forward hook of PyTorch that stores an activation, and Flax's `sow` for JAX.
 
@@ -64,7 +67,7 @@ def capture(name: str, x: Any) -> Tensor:
     >>> infer.run(x=[[1.0, 2.0]]).captures["input"]
     array([[1., 2.]], dtype=float32)
     """
-    running, x = _marked("capture", name, x)
+    running, name, x = _marked("capture", name, x)
     running.captures[name] = x
     return x
 
@@ -94,7 +97,7 @@ def patch(name: str, x: Any) -> Tensor:
     >>> infer.run(x=[[1.0, 2.0]], patches={"input": 0.0}).output
     array([[0.]], dtype=float32)
     """
-    running, x = _marked("patch", name, x)
+    running, name, x = _marked("patch", name, x)
     if not running.patching:  # a `where` in every call would take 38 % more time, for six dense layers of 256
         return x
     value = leaf("patch", patch_leaf(name, VALUE), x.type)
