@@ -88,6 +88,7 @@ rng = np.random.default_rng(3)
 X, Y = (rng.normal(size=(4, 5)).astype(np.float32) for _ in range(2))
 P = np.abs(X) + 0.1
 WIDE = np.array([0.0, 0.3, -0.3, 1, -2.5, 1e10, -1e30, np.inf, -np.inf], np.float32)
+STEEP = np.append(1 + abs(WIDE), [1.001, 1e4, 1.2e4, 1.8e38, 3.3e38]).astype(np.float32)
 IMAGES = rng.normal(size=(2, 6, 4, 4)).astype(np.float32)
 LABELS = np.array([0, 4, 2, 2])
 SQUARE = (X[:, :4] @ X[:, :4].T + 4 * np.eye(4)).astype(np.float32)
@@ -130,7 +131,7 @@ FORMULAS: dict[str, tuple[dict[str, Any], Any]] = {
     "diff": ({"x": X}, np.diff(X)),
     "trunc": ({"x": WIDE}, np.trunc(WIDE)),
     "frac": ({"x": 3 * X}, torch.frac(T(3 * X))),
-    "acosh": ({"x": tg.tensor(1 + abs(WIDE))}, np.arccosh(1 + abs(WIDE))),
+    "acosh": ({"x": tg.tensor(STEEP)}, np.arccosh(STEEP)),
     "asinh": ({"x": tg.tensor(WIDE)}, np.arcsinh(WIDE)),
     "atanh": ({"x": tg.tensor(P / 8)}, np.arctanh(P / 8)),
     "hypot": ({"x": X, "y": Y}, np.hypot(X, Y)),

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from inspect import signature
 from typing import Any, NamedTuple, cast
 
 from tracegrad.dtypes import LARGEST_F32, f32, nearest_f32
-from tracegrad.errors import InputError, TraceError
+from tracegrad.errors import CallError, InputError, TraceError
 from tracegrad.ir.ambient import building, require
 from tracegrad.ir.nodes import Tensor
 from tracegrad.methods import METHODS
 from tracegrad.prims.leaves import counter
-from tracegrad.refusals import helpful, shown
+from tracegrad.refusals import helpful, shown, shown_argument
 
 PREFIX = "hyper."  # prefix of their names among the inputs of a program
 COMPLEMENT = "1-"  # a leaf "1-beta1" is uploaded as 1 - beta1: 1 - f32(0.999) would lose five digits
@@ -158,3 +159,14 @@ def settable(names: Iterable[str]) -> list[str]:
 def kind_of(cls: type) -> str:
     """Return the name of a class of plain data in its `spec()`, such as `cosine_annealing` for lr.CosineAnnealing."""
     return "".join(f"_{c.lower()}" if c.isupper() else c for c in cls.__name__).lstrip("_")
+
+
+def check_positions(what: str, core: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    """Raise CallError for more than two arguments by position: other libraries have other orders."""
+    if len(args) > 2:
+        names = list(signature(core).parameters)
+        given = ", ".join([f"{n}={shown_argument(x)}" for n, x in zip(names[1:], args[1:])])
+        raise CallError.here(
+            f"{what}: takes at most two arguments by position, because their order differs between libraries; as "
+            f"given, it is {what}({shown_argument(args[0])}, {given}): write so, with the names that you mean"
+        )

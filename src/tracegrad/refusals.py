@@ -12,6 +12,7 @@ from functools import cache
 from inspect import CO_VARARGS, CO_VARKEYWORDS, signature
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
+from tracegrad import errors
 from tracegrad.errors import CallError, InputError, MissingNameError, TraceError, call_site, located, placed, shortened
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -169,15 +170,15 @@ def no_operand(value: object) -> str:
 
 
 def unexpected(
-    takes: Iterable[str], given: Mapping[str, Any], other: str = "", theirs: Sequence[str] = ()
+    takes: Iterable[str], given: Mapping[str, Any], who: str, other: str = "", theirs: Sequence[str] = ()
 ) -> CallError:
     """Return the error for keywords that a function does not have.
 
-    takes:  its existing keywords.
+    takes:  its existing keywords. who: its name.
     theirs: keywords of another call; `other` says which, as "where the layer is made".
     """
     names = list(takes)
-    told = [_elsewhere(word, value, other, theirs) or remedy(word, value, names) for word, value in given.items()]
+    told = [_elsewhere(word, value, other, theirs) or remedy(word, value, names, who) for word, value in given.items()]
     problems = "; ".join([f"there is no argument {word!r}{hint}" for word, hint in zip(given, told)])
     stop = "" if problems.endswith("?") else "."
     return CallError(f"{problems}{stop} {'The arguments are ' + ', '.join(names) if names else 'It takes none'}")
@@ -198,8 +199,8 @@ def shown_argument(value: Any) -> str:
     return text if len(text) < 20 else "..."
 
 
-def remedy(word: str, value: Any, names: Sequence[str]) -> str:
-    """Return the remedy for the unknown keyword `word`, after a separator, or "". names: the existing keywords."""
+def remedy(word: str, value: Any, names: Sequence[str], who: str) -> str:
+    """Return the remedy for the keyword `word` that `who` lacks, after a separator, or "". names: its keywords."""
     told: list[str] = found(word, "arguments") or []
     fitting = [parts for parts in (t.split(" and ") for t in told) if all(name in names for name in parts)]
     own = fitting[0] if fitting else []
@@ -208,7 +209,7 @@ def remedy(word: str, value: Any, names: Sequence[str]) -> str:
         return f"; write {own[0]}={shown_argument(value)}"
     if own:
         return f"; write {' and '.join([f'{name}=' for name in own])}"
-    if instead := found(word, "no_arguments"):
+    if instead := found(f"{who.rpartition('.')[2]}.{word}", "no_arguments") or found(word, "no_arguments"):
         return f": {instead}"
     if "batch_size" in names and hasattr(value, "shape"):
         return f"; pass arrays of other names as one dict, {{{word!r}: ..., ...}}"
@@ -276,7 +277,7 @@ def check_call(
     if called.unknown:
         its = getattr(other[1], "__code__", None)
         theirs = its.co_varnames[1 : its.co_argcount + its.co_kwonlyargcount] if its else ()
-        raise placed(unexpected(called.takes, called.unknown, other[0], theirs), who, call_site())
+        raise placed(unexpected(called.takes, called.unknown, who, other[0], theirs), who, call_site())
     problem = called.twice() or called.missing() or called.too_many()
     if problem:
         raise CallError.here(f"{who}: {problem}")
@@ -328,14 +329,14 @@ class _Called:
 
 def check_function(who: str, fn: object, name: str = "fn", usage: str = "fn, ...") -> None:
     """Raise TraceError unless the argument `name` of `who` is a function. usage: the arguments of a right call."""
-    if not callable(fn):
+    if not errors.is_function(fn):
         raise TraceError.here(f"{who}: {name} must be a function, as in {who}({usage}); got {shown(fn)}")
 
 
 def check_takes(who: str, name: str, given: Any, takes: Sequence[str]) -> None:
     """Raise InputError unless `given` can be called with as many arguments as `takes` names."""
     how = f"a function of the {takes[0]}" if takes else "a function without arguments"
-    if not callable(given):
+    if not errors.is_function(given):
         raise InputError.here(f"{who}: {name} must be {how}, got {shown(given)}; define one")
     try:
         found = signature(given)

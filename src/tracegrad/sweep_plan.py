@@ -202,7 +202,7 @@ def checked_values(optimizer: Optimizer, values: Mapping[str, Sequence[Any]]) ->
         if name not in known:
             own = list(dict.fromkeys([*known, *optimizer.off]))
             said = f"{name!r} is not a hyperparameter of optim.{optimizer.name} ({', '.join(own)})"
-            raise InputError.here(f"tg.sweep: {said}{remedy(name, values[name], ['seeds', *own])}")
+            raise InputError.here(f"tg.sweep: {said}{remedy(name, values[name], ['seeds', *own], 'sweep')}")
     return {
         name: tuple(
             checked(name, OFF.get(name) if x is None else x, optimizer.ranges.get(name, ANY), "tg.sweep") for x in xs

@@ -112,16 +112,19 @@ class Sweep(Closing):
     (3, (0, 1, 2))
     """
 
+    train: CompiledTraining
+    members: int
+    seeds: tuple[int, ...]
     remedies = "sweeps"
     called = "sweep.step(x=..., y=...) trains, sweep.attach(forward=..., inputs=...) makes a forward"
 
     def __init__(self, train: CompiledTraining, model: Any, plan: SweepPlan) -> None:
         """Make a sweep. `tg.sweep` calls this."""
-        self.train, self.members, self.seeds = train, len(plan.seeds), plan.seeds
+        vars(self).update(train=train, members=len(plan.seeds), seeds=plan.seeds)  # users cannot assign to them
         self._model, self._plan, self._values = model, plan, dict(plan.values)
         self._last: Pending[StepResult] | None = None
 
-    def step(self, *mapping: Mapping[str, Any], **inputs: Any) -> Pending[StepResult]:
+    def step(self, *given: Any, **inputs: Any) -> Pending[StepResult]:
         """Queue one step of every member. Arguments, result and failures are as for `CompiledTraining.step`.
 
         The result's `loss` is the mean of the members' finite losses; its `aux["losses"]` has the loss of each member.
@@ -132,10 +135,10 @@ class Sweep(Closing):
         >>> sweep.step(x=np.ones((4, 2))).aux["losses"].shape
         (3,)
         """
-        self._last = self.train.step(*mapping, **inputs)
+        self._last = self.train.step(*given, **inputs)
         return self._last
 
-    def run_steps(self, n: int, *batch: Mapping[str, Any], **inputs: Any) -> Pending[StepResult]:
+    def run_steps(self, n: int, *batch: Any, **inputs: Any) -> Pending[StepResult]:
         """Queue `n` steps of every member, as `CompiledTraining.run_steps`.
 
         The result's `aux`, with the members' losses as `aux["losses"]`, is that of the last step.

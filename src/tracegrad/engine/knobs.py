@@ -123,7 +123,7 @@ def _check_names(given: Mapping[str, Any], known: Sequence[str]) -> None:
     unknown = [name for name in given if name not in known]
     if unknown:
         known = ["lr", *known]
-        instead = "".join([remedy(name, given[name], known) for name in unknown])
+        instead = "".join([remedy(name, given[name], known, "set") for name in unknown])
         instead += "" if instead.endswith("?") else ";"
         raise InputError.here(
             f"set: {', '.join(unknown)} is not a value of this program{instead} these can be set: {', '.join(known)}"

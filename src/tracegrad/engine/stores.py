@@ -29,7 +29,6 @@ from tracegrad.runtime.memory import from_storage
 
 T = TypeVar("T")
 BY_POSITION = ("step", "run_steps")  # methods that take the name of a loss first
-NEVER_SET = ("loss", "optimizer", "training")  # attributes that trainings of other libraries have
 EMA = "ema"  # the optimizer state of the parameters' averages
 
 
@@ -303,10 +302,11 @@ class Closing(Helped):
     if not TYPE_CHECKING:
 
         def __setattr__(self, name: str, value: Any) -> None:
-            if name in NEVER_SET or (hasattr(type(self), name) and name not in INNER):
-                remedy = found(name, "settings") or found(self.remedies, "settings")
+            if not name.startswith("_") and name not in INNER:
+                own = found(name, self.remedies) if self.remedies == "sweeps" else None
+                remedy = own or found(name, "settings") or found(self.remedies, "settings")
                 what = f"{name} of {article(type(self).__name__)} cannot be assigned"
-                raise MissingNameError.here(f"{what}: {remedy.replace('{}', shown(value))}")
+                raise MissingNameError.here(f"{what}: {remedy.replace('NAME', name).replace('{}', shown(value))}")
             object.__setattr__(self, name, value)
 
     def __reduce__(self) -> Any:

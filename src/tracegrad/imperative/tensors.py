@@ -203,7 +203,7 @@ class GradTensor(TensorMethods):
         tensor([6.])
         """
         if unknown:
-            raise placed(unexpected(("grad",), unknown), "backward", call_site())
+            raise placed(unexpected(("grad",), unknown, "backward"), "backward", call_site())
         if not self._spec.requires:
             raise TraceError.here(
                 f"backward: {self.type} requires no gradient: it does not depend on a tg.parameter through an op "

@@ -39,7 +39,7 @@ class Groups(NamedTuple):
             values_ = typing.cast("Mapping[str, Any]", values)
             for name in values_:
                 if name not in known:
-                    instead = remedy(name, values_[name], list(known))
+                    instead = remedy(name, values_[name], list(known), "groups")
                     raise InputError.here(
                         f"{who}: {name} is not a value of a group{instead}; it has {', '.join(known)}"
                     )

@@ -9,7 +9,7 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, Unpack, cast
 
 from tracegrad.errors import InputError, call_site, placed, shortened
-from tracegrad.hypers import GROUP, OFF, Range, checked_all, checked_whole
+from tracegrad.hypers import GROUP, OFF, Range, check_positions, checked_all, checked_whole
 from tracegrad.lr import as_schedule
 from tracegrad.optim import scaling
 from tracegrad.optim.gradients import accumulate, clip_by_global_norm, normalize_gradients
@@ -155,7 +155,6 @@ def recipe(
     """Turn a function that returns the core of a chain into a public optimizer, with the options around the core.
 
     The function takes `lr`, parameters of its own, and `**options`.
-
     optional: hyperparameters that the core lacks while they are off.
     flat:     True if the core uses hyperparameters on flat arrays only, so that groups can override all of them.
     shaping:  parameters that shape the chain. The optimizer's `options` have them as plain data.
@@ -166,12 +165,13 @@ def recipe(
         def optimizer(*args: P.args, **kwargs: P.kwargs) -> Optimizer:
             what = f"optim.{core.__name__}"
             check_call(what, core, args, kwargs)
+            check_positions(what, core, args)
             parts, own = core(*args, **kwargs), signature(core).bind(*args, **kwargs)
             own.apply_defaults()
             values: dict[str, Any] = own.arguments
             options: Options = values.pop("options")
             if unknown := {word: x for word, x in options.items() if word not in Options.__annotations__}:
-                raise placed(unexpected((*values, *Options.__annotations__), unknown), what, call_site())
+                raise placed(unexpected((*values, *Options.__annotations__), unknown, what), what, call_site())
             as_schedule(values["lr"])  # raises for anything but a learning rate
             transform, shaped_by = _around(parts, options, what)
             hyper = checked_all(transform.hyper, transform.ranges, what)
