@@ -295,6 +295,11 @@ def test_an_input_that_nothing_reads_has_the_sizes_of_a_call_too() -> None:
             assert made.run(x=np.ones((n, t, D), np.float32), y=np.ones((n, t), np.float32)).output.shape == (n, t, t)
 
 
+def thirds(x: Any, step: Callable[[Any], Any]) -> Any:
+    """The gradient of what three steps in a row give."""
+    return tg.grad(lambda x: tg.sum(tg.square(step(tg.tanh(step(tg.tanh(step(x.swapaxes(1, 2)))))))))(x)
+
+
 RUNNING: dict[str, Callable[[Any], Any]] = {
     "sums": lambda x: tg.cumsum(x, 1),
     "sums from the end": lambda x: tg.flip(tg.cumsum(tg.flip(x, 1), 1), 1),
@@ -303,6 +308,8 @@ RUNNING: dict[str, Callable[[Any], Any]] = {
     "whole minima": lambda x: tg.cast(tg.cummin(tg.cast(9 * x, tg.i32), 1), tg.f32) * x,
     "of a batch": lambda x: tg.cumsum(x.reshape(-1, 2), 0),
     "of a table": lambda x: x[:, :, 0] * tg.cast(tg.cumsum(tg.ones((x.shape[1], 3)), 0), tg.f32)[:, 1],
+    "in steps of two": lambda x: thirds(x, lambda y: tg.conv1d(y, np.ones((2, 2, 3), np.float32), stride=2, padding=1)),
+    "in pools": lambda x: thirds(x, lambda y: tg.max_pool1d(y, 3, stride=2, padding=1)),
     "in a loop": lambda x: tg.scan(lambda h, z: (h + tg.cumsum(z, 0)[-1], tg.cumsum(z, 0)), tg.zeros(2), x)[1],
 }
 

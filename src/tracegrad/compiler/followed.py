@@ -31,10 +31,20 @@ class Followed(NamedTuple):
     """For each value that differs between traces: how it is computed from the sizes."""
 
     record: Record
+    graph: Graph  # of the trace, with symbols
+    known: Mapping[int, Length]  # the recorded numbers that are lengths, by index
     fixed: Sequence[int]  # indices of recorded numbers that are the same at all sizes of the program
-    lengths: tuple[Length, ...]  # that the trace computed
     growing: Sequence[tuple[int, Length]]  # indices of recorded numbers that depend on sizes, and their formulas
     numbers: Sequence[tuple[Number, Sequence[int]]]  # each with the indices of the recorded numbers that equal it
+
+    @property
+    def lengths(self) -> tuple[Length, ...]:
+        """The lengths that the trace computed."""
+        return tuple(dict.fromkeys(self.known.values()))
+
+    def length(self, n: Any) -> Length | None:
+        """Return the formula of a number of the graph; None if it is not a recorded length."""
+        return self.known.get(n.index) if type(n) is Symbol else None
 
     def at(self, sizes: Sequence[int]) -> Mapping[str, Any] | None:
         """Return the numbers at some sizes; None if a trace at these could differ."""
@@ -71,6 +81,7 @@ def recorded(graph_at: GraphAt, sizes: Sequence[int]) -> tuple[Record, Graph] | 
         plain, plain_ran = _watched(on_plain)
     except UnsizedError:  # for instance, a function in C refused a symbol: it takes only an int
         return None
+    record.ended = True
     alike = all(_is(g, record.values, plain) for g in (graph, *graphs))
     return (record, graph) if alike and not record.escaped and ran == plain_ran else None
 
@@ -103,15 +114,14 @@ def follow_sizes(graph_at: GraphAt, sizes: Sizes, numbers: Sequence[Number], con
             sized.add(value.index)
     if sum(map(len, given.values())) != constants:
         return None
-    fixed = [k for k in sized if repr(room[k]) == repr(record.values[k])]
     known = lengths_in(record)
-    lengths = tuple(dict.fromkeys(known.values()))
-    sizes = sizes._replace(known=lengths)
+    fixed = [k for k in sized if repr(room[k]) == repr(record.values[k]) and k not in known]
+    sizes = sizes._replace(known=tuple(dict.fromkeys(known.values())))
     try:
         growing = [(k, known.get(k) or sizes.length((room[k], record.values[k]))) for k in sized if k not in fixed]
     except UnsizedError:
         return None
-    made = Followed(record, fixed, lengths, growing, [(n, list(dict.fromkeys(given[n.at]))) for n in numbers])
+    made = Followed(record, graph, known, fixed, growing, [(n, list(dict.fromkeys(given[n.at]))) for n in numbers])
     return made if made.agrees(room, sizes.one) else None
 
 
@@ -145,10 +155,12 @@ def _sum_of_both(a: Length, b: Length) -> Length | None:
         return Length(a.times + b.times, a.factors) if a.times != -b.times else None
     if (a.times, b.times) == (-1, 1):
         a, b = b, a
-    for whole, half in zip(a.factors, b.factors) if (a.times, b.times) == (1, -1) else ():
-        if len(a.factors) == len(b.factors) == 1 and (whole.size, whole.by, half.by) == (half.size, 1, 2):
-            return Length(1, (Grown(whole.size, 2 * whole.more - half.more + 1, 2),))
-    return None
+    if (a.times, b.times, len(a.factors), len(b.factors)) != (1, -1, 1, 1):
+        return None
+    (whole, half) = (*a.factors, *b.factors)
+    if (whole.size, whole.by, half.by) != (half.size, 1, 2):
+        return None
+    return Length(1, (Grown(whole.size, 2 * whole.more - half.more + 1, 2),))
 
 
 def _minus(a: Term) -> Term:
@@ -167,10 +179,11 @@ def _quotient(a: Term, n: Term) -> Length | None:
         return None
     if a.times % n == 0:
         return Length(a.times // n, a.factors)
-    if len(a.factors) > 1 or n % abs(a.times):
+    factor, *more = a.factors
+    if more or n % abs(a.times):
         return None
     n //= abs(a.times)
-    return Length(1, (a.factors[0].over(n),)) if a.times > 0 else Length(-1, (a.factors[0].plus(n - 1).over(n),))
+    return Length(1, (factor.over(n),)) if a.times > 0 else Length(-1, (factor.plus(n - 1).over(n),))
 
 
 def _difference(a: Term, b: Term) -> Length | None:

@@ -228,12 +228,15 @@ def _built(
     pair = Pair(at[0][exact], at[-1][exact]) if exact is not None else None
     if pair:  # checked first, because the steps below take longer
         check_graphs(one.graph, last.graph, pair)
-    sizes = Sizes(*at[:2])
+    sizes = Sizes(at[0], at[1])
     numbers, places = numbers_of(one.graph, other.graph)
     constants = pairs_of(one.graph, other.graph)
     followed = follow_sizes(lambda n: whole_of(source_at(n)).graph, sizes, numbers, len(places[0]))
-    sizes = sizes._replace(known=followed.lengths if followed else ())
-    given = [counted(one.graph, places[0]), counted(other.graph, places[1])]
+    beside = other.graph
+    if followed:
+        sizes, beside = sizes._replace(known=followed.lengths, exact=followed.length), followed.graph
+        places[1] = numbers_of(one.graph, beside)[1][1]
+    given = [counted(one.graph, places[0]), counted(beside, places[1])]
     padded = [Padded(graph, {}) for graph in given]
     if names != [exact_name]:
         if pair:

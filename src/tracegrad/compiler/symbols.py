@@ -35,6 +35,7 @@ class Record:
         self.count = len(sizes)
         self.conditions: dict[int, Any] = {}  # index of a value -> this value, on which the trace branched
         self.escaped = False  # was a symbol converted to a plain number?
+        self.ended = False  # is the trace over, so that comparisons are no branches of it?
         self._known: dict[Any, int] = {}
 
     def sizes(self) -> list[Any]:
@@ -100,7 +101,8 @@ class Symbol:
 
     def decided(self) -> Any:
         """Return the value, and record that the trace depends on it."""
-        self.record.conditions[self.index] = self.value
+        if not self.record.ended:
+            self.record.conditions[self.index] = self.value
         return self.value
 
     def as_float(self) -> Any:
@@ -124,6 +126,7 @@ class Symbol:
 def _computed(compute: Callable[..., Any], turned: bool) -> Callable[..., Any]:
     def method(self: Symbol, *others: Any) -> Any:
         kept = [x.value if type(x) is Symbol and x.record is not self.record else x for x in others]  # of another trace
+        kept = [int(x) if type(x) not in (*NUMBERS, Symbol) and isinstance(x, int) else x for x in kept]  # x.size
         if any(type(x) not in (*NUMBERS, Symbol) for x in kept):
             return NotImplemented
         operands = (*kept, self) if turned else (self, *kept)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 from tracegrad.kernels.form import UnsizedError
 
@@ -18,6 +18,7 @@ Both = tuple[int, int]  # a number in two traces
 MOST_FACTORS = 3  # most sizes that are multiplied in one length
 # a factor of a length is a size plus at most this number; larger shifts are handled by the op that makes them
 MOST_MORE = 3
+MOST_BELOW = 8  # sizes below the room at which two formulas of a length are compared
 
 
 class AmbiguousError(UnsizedError):
@@ -87,15 +88,21 @@ class Axis(NamedTuple):
         return Axis(self.length, joined((self.length.times, *self.length.factors)))
 
 
+def nothing(_: Any) -> None:
+    """Return no formula."""
+
+
 class Sizes(NamedTuple):
     """The sizes of two traces, in the same order. Methods find what depends on which size by comparing the traces.
 
     known: lengths that the traces compute from the sizes, if this was recorded. Two traces alone would not show T // 2.
+    exact: returns the formula of a number of the other trace, if this was recorded.
     """
 
     one: tuple[int, ...]
     other: tuple[int, ...]
     known: tuple[Length, ...] = ()
+    exact: Callable[[Any], Length | None] = nothing
 
     @property
     def quotients(self) -> tuple[Grown, ...]:
@@ -112,12 +119,32 @@ class Sizes(NamedTuple):
         Raises UnsizedError if none of the known formulas fits, and AmbiguousError if several do.
         """
         a, b = pair
-        found = _lengths(self, pair)
+        length = self.exact(b)
+        if length is not None and length.at(self.one) == a:
+            return length
+        found = _lengths(self._replace(exact=nothing), (a, int(b)))
         if len(found) > 1:
             raise AmbiguousError(f"lengths of {a} and {b} can depend on the sizes in {len(found)} ways")
         for length in found:
             return length
         raise UnsizedError(f"a length of {a} is {b} at other sizes")
+
+    def fits(self, length: Length, pair: Both) -> bool:
+        """Return whether a formula gives a length in both traces, and below the room if that length was recorded."""
+        known = self.exact(pair[1])
+        below = [tuple([max(n - k, 1) for n in self.one]) for k in range(1, MOST_BELOW)] if known else []
+        return (length.at(self.one), length.at(self.other)) == pair and not any(
+            known and known.at(n) != length.at(n) for n in below
+        )
+
+    def differ(self, one: Any, other: Any) -> bool:
+        """Return whether values in both traces differ, or are recorded numbers that differ at other sizes."""
+        if repr(one) != repr(other):
+            return True
+        if isinstance(one, tuple):
+            return any(map(self.differ, cast("tuple[Any, ...]", one), other))
+        length = self.exact(other)
+        return bool(length and length.factors)
 
     def axis(self, pair: Both) -> Axis:
         """Return an axis of this length along which all elements are equal."""

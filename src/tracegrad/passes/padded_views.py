@@ -101,7 +101,7 @@ def counted(room: Room, t: Tensor, axes: Sequence[Axis], shape: Shape) -> Tensor
 
 
 def _slice(room: Room, t: Tensor, u: Tensor, x: Value) -> Value:
-    if all(unmoved(v.inputs[0], **v.attrs) for v in (t, u)):
+    if _changes_nothing(room, t, u, x):
         return x
     blocks = _blocks(room, t, u, x)
     if blocks:
@@ -114,7 +114,7 @@ def _slice(room: Room, t: Tensor, u: Tensor, x: Value) -> Value:
 
 
 def _place(room: Room, t: Tensor, u: Tensor, x: Value) -> Value:
-    if all(unmoved(v.inputs[0], **v.attrs) for v in (t, u)):
+    if _changes_nothing(room, t, u, x):
         return x
     blocks = _blocks(room, t, u, x)
     if blocks:
@@ -125,6 +125,12 @@ def _place(room: Room, t: Tensor, u: Tensor, x: Value) -> Value:
         return Value(bind(PLACE, own, **t.attrs), axes)
     at = room.places(start, t.attrs["step"], t.axis, own.shape, t.shape[t.axis])
     return Value(scatter_add(own, at, t.axis, t.shape[t.axis]), axes)
+
+
+def _changes_nothing(room: Room, t: Tensor, u: Tensor, x: Value) -> bool:
+    """Return whether a slice or place gives its input, at all sizes. 2 * (T // 4) can be T // 2 in both traces."""
+    pair = t.shape[t.axis], u.shape[t.axis]
+    return all(unmoved(v.inputs[0], **v.attrs) for v in (t, u)) and room.sizes.fits(x.axes[t.axis].length, pair)
 
 
 def _blocks(room: Room, t: Tensor, u: Tensor, x: Value) -> tuple[Axis, ...] | None:
@@ -142,7 +148,8 @@ def _blocks(room: Room, t: Tensor, u: Tensor, x: Value) -> tuple[Axis, ...] | No
     count, start = (both[0] // max(n, 1) for both in (pair, starts))
     if not count or (count * n, count * m) != pair or (start * n, start * m) != starts:
         return None
-    return replaced(x.axes, t.axis, room.sizes.taken([count, *block], pair))
+    new = room.sizes.taken([count, *block], pair)
+    return replaced(x.axes, t.axis, new) if room.sizes.fits(new.length, pair) else None
 
 
 def _moved(room: Room, t: Tensor, u: Tensor, x: Value) -> tuple[Axis, ...]:

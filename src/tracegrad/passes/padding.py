@@ -38,7 +38,7 @@ class Room:
     def same(self, t: Tensor, u: Tensor, *but: str) -> None:
         """Raise UnsizedError if attributes differ, except those in `but`."""
         for name, value in t.attrs.items():
-            if name not in but and repr(value) != repr(u.attrs[name]):
+            if name not in but and self.sizes.differ(value, u.attrs[name]):
                 raise UnsizedError(f"{name} is {u.attrs[name]} at other sizes, here {value}")
 
     def agreed(self, found: Sequence[tuple[Axis, ...]]) -> tuple[Axis, ...]:
