@@ -463,10 +463,10 @@ def test_hooks_are_functions_and_handles_take_no_settings() -> None:
             setattr(sweep, name, 0.1)
 
 
-def test_a_forward_with_captures_can_be_called_again() -> None:
+def test_a_forward_with_captures_and_patches_can_be_called_again() -> None:
     def twice(m: Any, x: Any) -> Any:
         def h(z: Any) -> Any:
-            return tg.capture("h", m(z))
+            return tg.patch("h", tg.capture("h", m(z)))
 
         return h(h(h(x)))
 
@@ -474,7 +474,9 @@ def test_a_forward_with_captures_can_be_called_again() -> None:
     with tg.compile_forward(model=nn.Linear(2, 2), forward=twice, inputs={"x": (1, 2)}, seed=0) as infer:
         infer.set_params(params := infer.params())
         r = infer.run(x).result()
+        patched = infer.run(x, patches={"h.1": 0.0}).output
     for name in ("h", "h.1", "h.2"):
         x = x @ params["W"] + params["b"]
         np.testing.assert_allclose(r.captures[name], x, rtol=1e-5)
     assert list(r.captures) == ["h", "h.1", "h.2"]
+    np.testing.assert_allclose(patched, params["b"][None])

@@ -205,12 +205,6 @@ def capture_of_a_list(m, x, y):
     return tg.mean(m(x) - y)
 
 
-@loss("patch", "'h'", "number the layers")
-def patch_of_one_name_twice(m, x, y):
-    h = tg.patch("h", m.l1(x))
-    return tg.mean(m.l2(tg.patch("h", h)) - y)
-
-
 def patched(m, x):
     return m.l2(tg.patch("hidden", tg.relu(m.l1(x))))
 

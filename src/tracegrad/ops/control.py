@@ -35,17 +35,9 @@ def _marked(kind: str, name: Any, x: Any) -> tuple[ambient.Trace, str, Tensor]:
             )
         )
     first, k = name, 0
-    while kind == "capture" and (kind, name) in running.sites:
-        name, k = f"{first}.{k + 1}", k + 1
-    other = running.sites.get((kind, name))
-    if other is not None:
-        raise TraceError(
-            located(
-                f"{kind}: the name {name!r} is taken by another site of this trace; "
-                f'number the layers, for example {kind}(f"attn.{{i}}", x), or call the model once only',
-                other.site,
-            )
-        )
+    while (kind, name) in running.sites:
+        k += 1
+        name = f"{first}.{k}"
     running.sites[kind, name] = SiteInfo(kind, name, x.type, site)
     return running, name, x
 
@@ -82,13 +74,13 @@ def patch(name: str, x: Any) -> Tensor:
 
     The first call with patches compiles a second program. Calls without patches run the first one, at no cost.
 
-    name:     a string, unique among the patches of a forward or loss.
+    name:     a string. If a forward is called more than once, the later patches of "h" are "h.1", "h.2", and so on.
     x:        any dtype and shape.
     array:    given to `run`; its dtype is that of `x`, and its shape broadcasts to that of `x`.
     mask:     given to `run`; bool, True where `array` replaces `x`; its shape broadcasts to that of `x`.
     Returns:  dtype and shape of `x`.
     Gradient: the result's gradient where the result is `x`, else 0.
-    Raises:   TraceError if another patch has the name, for an empty name, and inside `tg.scan`.
+    Raises:   TraceError for an empty name, and inside `tg.scan`.
 
     As a forward hook of PyTorch that returns a value.
 
