@@ -23,7 +23,7 @@ from steps import WORKLOADS, machine, tracegrad_training, workload
 
 from tracegrad.compiler import build
 from tracegrad.engine import params
-from tracegrad.runtime import adapters, cpu, wgpu_program, wgpu_session
+from tracegrad.runtime import adapters, cpu, wgpu_session, wgpu_shared
 
 PHASES: list[tuple[Any, str, str]] = [  # where a function is looked up, its name there, and what it does
     (build.StepSource, "traced", "trace"),
@@ -73,7 +73,7 @@ def main() -> None:
     phases, pipelines = list[Span](), list[Span]()
     for owner, name, what in PHASES:
         timed(owner, name, lambda *_, what=what: what, phases)
-    timed(wgpu_program.Shared, "pipeline", lambda _, kernel, *__: kernel.label, pipelines)
+    timed(wgpu_shared.Shared, "pipeline", lambda _, kernel, *__: kernel.label, pipelines)
     w = workload(args.model)
     batch = w.batch(np.random.default_rng(0))
     start = time.perf_counter()

@@ -116,6 +116,7 @@ NEED_NUMPY = {
     "runtime.wgpu_calls",
     "runtime.wgpu_compiled",
     "runtime.wgpu_program",
+    "runtime.wgpu_shared",
     "runtime.wgpu_rings",
     "runtime.draw",
     "runtime.shaped",

@@ -22,7 +22,7 @@ from models import SineMLP, sine_loss, sine_predict
 from tracegrad import optim
 from tracegrad.engine.results import CompletedRun, CompletedStep
 from tracegrad.kernel_source import Texts
-from tracegrad.runtime import wgpu_program
+from tracegrad.runtime import wgpu_shared
 from tracegrad.runtime.wgpu_session import NativeSession
 
 X = np.random.default_rng(0).uniform(-3, 3, (16, 1)).astype(np.float32)
@@ -232,7 +232,7 @@ def test_a_limit_a_feature_and_a_shader_that_a_device_refuses_leave_the_training
     with compiled("webgpu") as train:
         train.step(BATCH).result()
         with monkeypatch.context() as patch:
-            limited = wgpu_program.check_limits
+            limited = wgpu_shared.check_limits
             tiny = {"max-storage-buffer-binding-size": 64}
             patch.setattr("tracegrad.runtime.wgpu_session.check_limits",
                           lambda p, limits, *more: limited(p, {**limits, **tiny}, *more))  # fmt: skip
@@ -251,14 +251,14 @@ def test_a_limit_a_feature_and_a_shader_that_a_device_refuses_leave_the_training
             with pytest.raises(tg.DeviceError, match=r"needs shader-f16, which .* does not offer"):
                 compiled("webgpu", precision="f16")
         with monkeypatch.context() as patch:
-            spelled = wgpu_program.Shared.pipeline
+            spelled = wgpu_shared.Shared.pipeline
 
             def refused(self: Any, kernel: Any) -> Any:
                 wrong = kernel.wgsl.replace("fn main(", "fn main(nonsense: nothing, ")
                 known = {n: getattr(kernel, n) for n in ("label", "bindings", "slots", "workgroup_memory")}
                 return spelled(self, type(kernel)(**known, texts=Texts.filed(wrong)))
 
-            patch.setattr(wgpu_program.Shared, "pipeline", refused)
+            patch.setattr(wgpu_shared.Shared, "pipeline", refused)
             patch.setattr(NativeSession, "_self_test", lambda self: None)
             with pytest.raises(tg.CompileError, match=r"kernel .* was refused by the device"):
                 train.replace_model(SineMLP(16))

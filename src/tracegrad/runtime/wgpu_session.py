@@ -36,8 +36,9 @@ from tracegrad.runtime.process import in_background
 from tracegrad.runtime.wgpu_adapter import AdapterInfo, load_wgpu, open_device
 from tracegrad.runtime.wgpu_calls import Calls, Commands, Copy, LogTap, device_error
 from tracegrad.runtime.wgpu_compiled import SOURCE, CompiledCalls
-from tracegrad.runtime.wgpu_program import COPY_DST, MAP_READ, Loaded, Shared, build, check_limits, resized
+from tracegrad.runtime.wgpu_program import Loaded, build, resized
 from tracegrad.runtime.wgpu_rings import Array, BatchMemory, stored_dtype
+from tracegrad.runtime.wgpu_shared import COPY_DST, MAP_READ, Shared, check_limits
 from tracegrad.runtime.wgpu_timing import time_launches
 from tracegrad.runtime.wgpu_verify import SELF_TEST, Unchecked
 from tracegrad.tuning import AHEAD, BATCH_SECONDS, READ_BYTES

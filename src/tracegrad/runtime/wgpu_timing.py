@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from tracegrad.arrays import np
 from tracegrad.runtime.base import Timings
 from tracegrad.runtime.wgpu_calls import BoundDispatch, Commands
-from tracegrad.runtime.wgpu_program import COPY_DST, COPY_SRC, MAP_READ, Loaded, Shared
+from tracegrad.runtime.wgpu_program import Loaded
+from tracegrad.runtime.wgpu_shared import COPY_DST, COPY_SRC, MAP_READ, Shared
 
 QUERY_RESOLVE = 0x200  # GPUBufferUsage
 IN_A_SET = 4096  # queries: what every device allows
