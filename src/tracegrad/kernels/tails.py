@@ -65,43 +65,81 @@ def through(t: Tensor, tails: Tails, back: bool = False) -> Tails:
     return moved(tails, axes, x.shape, t.shape)
 
 
-def hidden_tails(
-    order: Iterable[Tensor], sizes: Container[str], stored: Container[int] = ()
-) -> dict[int, tuple[Tails, float | None]]:
-    """Return the tails of masks, by serial, and of what they hide: tails in which all elements are one number.
+class Hidden(NamedTuple):
+    """Tails in which all elements are one number; those of a mask, in which it is False, have None."""
+
+    tails: Tails
+    number: float | None
+
+
+UNKNOWN = Hidden(NONE, None)
+
+
+def hidden_tails(order: Iterable[Tensor], sizes: Container[str], stored: Container[int] = ()) -> dict[int, Hidden]:
+    """Return the tails of masks, by serial, and of what they hide.
 
     sizes: the `ends` of the graph. A mask of the user's can be False everywhere, or follow the size without padding.
 
-    The number is None for a mask. Not those of `stored` values: a check of a kernel puts anything into memory.
+    Not those of `stored` values: a check of a kernel puts anything into memory.
     """
-    found: dict[int, tuple[Tails, float | None]] = {}
-    along: dict[int, int] = {}  # serial of a tensor that equals its coordinate along an axis -> that axis
-    scalar: dict[int, int] = {}  # serial of a tensor that repeats a scalar input -> that input
+    search = _Search(sizes)
     for t in order:
-        s, name, xs = t.serial, t.prim.name, t.inputs
-        if s in stored:
-            continue
+        if t.serial not in stored:
+            search.add(t)
+    return search.hidden
+
+
+class _Search:
+    """Finds hidden tails, one tensor after the other."""
+
+    def __init__(self, sizes: Container[str]) -> None:
+        self.sizes = sizes
+        self.hidden: dict[int, Hidden] = {}
+        self.along: dict[int, int] = {}  # serial of a tensor that equals its coordinate along an axis -> that axis
+        self.scalar: dict[int, int] = {}  # serial of a tensor that repeats a scalar input -> that input
+
+    def add(self, t: Tensor) -> None:
+        """Note what is known of `t`; its inputs come first."""
         if t.prim is IOTA:
-            along[s] = t.axis
-        elif t.prim is LEAF and t.attrs["role"] == "hyper" and t.name in sizes:
-            scalar[s] = s
+            self.along[t.serial] = t.axis
+        elif t.prim is LEAF:
+            if t.attrs["role"] == "hyper" and t.name in self.sizes:
+                self.scalar[t.serial] = t.serial
         elif t.prim.family == "view":
-            x = xs[0].serial
-            if x in scalar:
-                scalar[s] = scalar[x]
-            elif x in along and (axis := axes_through(t)[0].get(along[x])) is not None:
-                along[s] = axis
-            elif x in found and (t.prim.index is None or axes_through(t)[1]):
-                found[s] = through(t, found[x][0]), found[x][1]
-        elif name == "less" and xs[0].serial in along and xs[1].serial in scalar:
-            axis = along[xs[0].serial]
-            found[s] = frozenset({Tail(math.prod(t.shape[axis + 1 :]), t.shape[axis], scalar[xs[1].serial])}), None
-        elif name == "logical_and" and any(x.serial in found for x in xs):
-            found[s] = NONE.union(*[found[x.serial][0] for x in xs if x.serial in found]), None
-        elif name == CHOICE and xs[0].serial in found and t.dtype.is_float and (number := constant(xs[2])) is not None:
-            inside = found.get(xs[1].serial, (NONE, None))
-            found[s] = found[xs[0].serial][0] | (inside[0] if inside[1] == number else NONE), number
-    return found
+            self._view(t, t.inputs[0].serial)
+        elif t.prim.name == "less":
+            self._mask(t, *t.inputs)
+        elif t.prim.name == "logical_and":
+            masks = [self.hidden[x.serial].tails for x in t.inputs if x.serial in self.hidden]
+            if masks:
+                self.hidden[t.serial] = Hidden(NONE.union(*masks), None)
+        elif t.prim.name == CHOICE and t.dtype.is_float:
+            self._choice(t, *t.inputs)
+
+    def _view(self, t: Tensor, x: int) -> None:
+        """Note what a view tells that is known of its input, the tensor with serial `x`."""
+        if x in self.scalar:
+            self.scalar[t.serial] = self.scalar[x]
+        elif x in self.along and (axis := axes_through(t)[0].get(self.along[x])) is not None:
+            self.along[t.serial] = axis
+        elif x in self.hidden and (t.prim.index is None or axes_through(t)[1]):
+            tails, number = self.hidden[x]
+            self.hidden[t.serial] = Hidden(through(t, tails), number)
+
+    def _mask(self, t: Tensor, coordinate: Tensor, end: Tensor) -> None:
+        """Note the tail of `coordinate < end`."""
+        if coordinate.serial in self.along and end.serial in self.scalar:
+            axis = self.along[coordinate.serial]
+            tail = Tail(math.prod(t.shape[axis + 1 :]), t.shape[axis], self.scalar[end.serial])
+            self.hidden[t.serial] = Hidden(frozenset({tail}), None)
+
+    def _choice(self, t: Tensor, mask: Tensor, x: Tensor, other: Tensor) -> None:
+        """Note the tails of `where(mask, x, other)` in which all is the number `other`."""
+        number = constant(other)
+        if mask.serial in self.hidden and number is not None:
+            inside = self.hidden.get(x.serial, UNKNOWN)
+            same = inside.tails if inside.number == number else NONE
+            self.hidden[t.serial] = Hidden(self.hidden[mask.serial].tails | same, number)
 
 
 def choices(order: Sequence[Tensor], sizes: Container[str]) -> set[int]:
@@ -133,7 +171,7 @@ class Ends:
         if family == "view":
             return [through(t, mine, back=True)]
         if t.prim.name == CHOICE:
-            return [mine, mine | self.hidden.get(t.inputs[0].serial, (NONE,))[0], mine]
+            return [mine, mine | self.hidden.get(t.inputs[0].serial, UNKNOWN).tails, mine]
         if family == "product":
             sides = [*range(n - 1)], [*range(n - 2), n - 1]
             return [moved(mine, dict(zip(own, own)), t.shape, x.shape) for own, x in zip(sides, t.inputs)]
@@ -163,21 +201,25 @@ class Ends:
         common = [frozenset([x._replace(step=x.step // n) for x in tails if x.step % n == 0]) for n, tails in each]
         results = sorted(common[0].intersection(*common[1:]))
         if kind in ("product", "scatter"):
-            t = next(t for t in nodes if t.prim.family == kind)
-            row, folded = t.ndim - 2, [*zip(t.inputs, (t.ndim - 1, t.ndim - 2))]
-            if kind == "scatter":
-                row, folded = t.axis, [(t.inputs[0], t.axis)]
-            terms = NONE.union(*[self._folded(x, (axis,), t.prim.identity or 0.0) for x, axis in folded])
-            found = [_side(x, t.shape, row) for x in results]
-            return (*[x for x in found if x], *[End("k", x) for x in sorted(terms)])
+            return self._of_terms(next(t for t in nodes if t.prim.family == kind), results)
         folds = [self._folded(t.inputs[0], t.axes, t.prim.identity) for t in nodes if t.prim.family == "fold"]
         folds += [tails for n, tails in each if n > 1 and folds]  # results along a row
         inner = folds[0].intersection(*folds[1:]) if folds else NONE
         return (*[End("i", x) for x in results], *[End("j", x) for x in sorted(inner)])
 
+    def _of_terms(self, t: Tensor, results: Sequence[Tail]) -> tuple[End, ...]:
+        """Return where the loops of a product or scatter can end. results: the unread tails of what it stores."""
+        if t.prim.family == "product":
+            row, folded = t.ndim - 2, [*zip(t.inputs, (t.ndim - 1, t.ndim - 2))]
+        else:
+            row, folded = t.axis, [(t.inputs[0], t.axis)]
+        terms = NONE.union(*[self._folded(x, (axis,), t.prim.identity or 0.0) for x, axis in folded])
+        found = [_side(x, t.shape, row) for x in results]
+        return (*[x for x in found if x], *[End("k", x) for x in sorted(terms)])
+
     def _neutral(self, x: Tensor, axes: Sequence[int], identity: float | None) -> Tails:
         """Return the tails along some axes that add nothing to a fold of `x`."""
-        tails, number = self.hidden.get(x.serial, (NONE, None))
+        tails, number = self.hidden.get(x.serial, UNKNOWN)
         known = tails if number is not None and number == identity else ()
         return frozenset([t for t in known if (at := t.axis(x.shape)) and at[0] in axes])
 
