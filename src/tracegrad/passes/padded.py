@@ -218,11 +218,11 @@ class _Walk(Room):
             if self.has_room(length):
                 new = _unchanged_where(at >= self.scalar(length.length), body, new, t.attrs["reverse"])
                 (factor,) = length.length.factors
-                until = {"until": self.inputs[factor]} if factor in self.inputs else {}
-                every = {x.serial for x in new[n:]} if until else set[int]()
-                kept = [k for k in range(n) if not every.isdisjoint((body.carries[k].serial, new[k].serial))]
-                lasts = {k: len(new) + i for i, k in enumerate(kept)}
-                new += [new[k] for k in kept]
+                if factor in self.inputs:
+                    until = {"until": self.inputs[factor]}
+                    kept = _output_carries(body, new)
+                    lasts = {k: len(new) + i for i, k in enumerate(kept)}
+                    new += [new[k] for k in kept]
         finally:
             self.lengths = outer
         read = {x.serial for x in toposort(new)}
@@ -275,6 +275,13 @@ FAMILIES: Mapping[str, Callable[..., Value]] = {
     "scan": _Walk.scan,
     "item": _Walk.item,
 }
+
+
+def _output_carries(body: Body, roots: Sequence[Tensor]) -> list[int]:
+    """Return the carries whose old or new values a loop outputs in each iteration. roots: those of an iteration."""
+    n = len(body.carries)
+    every = {x.serial for x in roots[n:]}
+    return [k for k in range(n) if not every.isdisjoint((body.carries[k].serial, roots[k].serial))]
 
 
 def _unchanged_where(beyond: Tensor, body: Body, roots: Sequence[Tensor], reverse: bool) -> list[Tensor]:
