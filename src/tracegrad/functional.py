@@ -96,18 +96,21 @@ def _applied(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
         tensors += [tensor for tensor, _ in running.closed.values()]
         leaves += [t for _, t in running.closed.values()]
         env |= {t.name: _array(tensor) for tensor, t in running.closed.values()}
+        eager = any(isinstance(x, GradTensor) for x in tensors)
         try:
-            if any(isinstance(x, GradTensor) for x in tensors):
-                found = iter(_eager(roots, leaves, tensors, env))
-            else:
-                checked = any(t.dtype == i32 for t in leaves)  # only such arguments can be indices
-                for t, box, n, exempt in indexed(toposort(roots), {}) if checked else ():
-                    indices(env[t.name][part(box)], n, exempt, 0)
-                with np.errstate(all="ignore"):
-                    found = map(np.asarray, evaluate(roots, env, np))
+            found = iter(_eager(roots, leaves, tensors, env) if eager else _evaluated(roots, leaves, env))
         except RangeError as e:
             raise placed(e, "an argument", call_site()) from None
     return tree_map(lambda t: next(found) if isinstance(t, Tensor) else t, out)
+
+
+def _evaluated(roots: list[Tensor], leaves: list[Tensor], env: dict[str, Any]) -> list[Any]:
+    """Compute `roots` as arrays. env: the values of all leaves."""
+    if any(t.dtype == i32 for t in leaves):  # only such arguments can be indices
+        for t, box, n, exempt in indexed(toposort(roots), {}):
+            indices(env[t.name][part(box)], n, exempt, 0)
+    with np.errstate(all="ignore"):
+        return [np.asarray(x) for x in evaluate(roots, env, np)]
 
 
 def _eager(roots: list[Tensor], leaves: list[Tensor], tensors: list[Any], env: dict[str, Any]) -> list[Any]:
