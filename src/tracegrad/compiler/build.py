@@ -6,7 +6,7 @@ import functools
 import gc
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from tracegrad.compiler.draws import noticed
 from tracegrad.compiler.inputtypes import FreeSizes, InputSpec, Sizes, input_ranges, input_types
@@ -139,13 +139,7 @@ class StepSource(NamedTuple):
         Raises InputError for an unknown precision, and if `optimizer` is not an `Optimizer`.
         """
         check_precision(self.precision)
-        optimizer = cast("object", self.optimizer)
-        if not isinstance(optimizer, Optimizer):
-            hint = "; call it" if is_function(optimizer) else ""
-            hint = "; optim.custom(transform) makes an optimizer of it" if isinstance(optimizer, Transform) else hint
-            raise InputError.here(
-                f"optimizer must come from tracegrad.optim, such as optim.adam(lr=1e-3); got {shown(optimizer)}{hint}"
-            )
+        optimizer = checked_optimizer(self.optimizer)
         if self.part is not None and self.part.shared:  # steps of other losses change the arrays that have bounds
             optimizer = replace(optimizer, transform=replace(optimizer.transform, bounds=None))
         with traced(self.model, self.loss, self.inputs, "loss", frozen=self.frozen) as t:
@@ -250,6 +244,17 @@ def unannounced(forward: Callable[..., Any], writes: Mapping[str, Tensor]) -> Tr
             "compiled, with writes=True, or do not write it here, as a layer with training=False",
             value.site,
         )
+    )
+
+
+def checked_optimizer(optimizer: object) -> Optimizer:
+    """Return the optimizer. Raise InputError for anything else, such as a function that makes one."""
+    if isinstance(optimizer, Optimizer):
+        return optimizer
+    hint = "; call it" if is_function(optimizer) else ""
+    hint = "; optim.custom(transform) makes an optimizer of it" if isinstance(optimizer, Transform) else hint
+    raise InputError.here(
+        f"optimizer must come from tracegrad.optim, such as optim.adam(lr=1e-3); got {shown(optimizer)}{hint}"
     )
 
 
