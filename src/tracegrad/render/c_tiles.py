@@ -239,20 +239,27 @@ class _Lanes:
 
 def paired(f: Function) -> list[Value] | None:
     """Return the loads to transpose in a kernel over pairs of rows; None if that is not faster."""
-    kernel, inner, last = f.kernel, f.inner, f.last
-    if len(inner) != 1 or not inner[0].fixed or f.loaded or kernel.uniform or len(f.outer) < 2:
+    if not _over_pairs(f):
         return None
-    if not 2 <= inner[0].size <= tuning.LONGEST_PAIRED or min(last.size, f.outer[-2].size) < tuning.PAIRED:
+    values = list(walk([x.value for x in f.kernel.folds]))
+    if not all(v.op != "inside" and i.linear for v in values for i in indices_of(v)):
         return None
-    values = list(walk([x.value for x in kernel.folds]))
-    linear = all(v.op != "inside" and i.linear for v in values for i in indices_of(v))
-    if not linear or any(s.inner for s in kernel.stores) or (kernel.length >= tuning.LANES and column_wise(kernel)):
-        return None
-    along = [v for v in values if v.op == "load" and inner[0].name in v.arg[1].strides]
+    (inner,), across, last = f.inner, f.outer[-2], f.last
+    along = [v for v in values if v.op == "load" and inner.name in v.arg[1].strides]
     turned = [v for v in along if last.name in v.arg[1].strides]
     strides = [v.arg[1].strides for v in turned]
-    apart = all(f.outer[-2].name not in x and x[last.name] >= inner[0].size for x in strides)
+    apart = all(across.name not in x and x[last.name] >= inner.size for x in strides)
     return turned if turned and apart and len(turned) < len(along) else None
+
+
+def _over_pairs(f: Function) -> bool:
+    """Return whether a kernel folds one short axis at the points of two long ones, and stores one value a point."""
+    kernel, inner = f.kernel, f.inner
+    if len(inner) != 1 or not inner[0].fixed or f.loaded or kernel.uniform or len(f.outer) < 2:
+        return False
+    if not 2 <= inner[0].size <= tuning.LONGEST_PAIRED or min(f.last.size, f.outer[-2].size) < tuning.PAIRED:
+        return False
+    return not any(s.inner for s in kernel.stores) and not (kernel.length >= tuning.LANES and column_wise(kernel))
 
 
 def paired_loops(f: Function) -> list[Statement] | None:
