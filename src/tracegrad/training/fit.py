@@ -194,19 +194,7 @@ class _Loop:
         if every is not None and skip and self.queued % every == 0 and not self.where.told:
             self._evaluate()  # a hook saved the checkpoint after the step, before its evaluation
         while not self.stop and (self.queued < steps if steps is not None else self.where.epoch <= epochs):
-            self.history.epochs += 1
-            before = self.queued
-            for batch in self._batches(data, skip):
-                self._step(data, batch)
-                if every is not None and self.queued % every == 0:
-                    self._evaluate()
-                if self.stop or self.queued == steps:
-                    break
-            if self.queued == before and not skip:
-                hint = " (a generator can be iterated once only; pass a list or a DataLoader)" if before else ""
-                raise InputError.here(
-                    f"fit: the data have no batch in epoch {self.where.epoch}; pass at least one{hint}"
-                )
+            self._epoch(data, skip)
             skip = 0
             self._drain()
             last = self.queued == steps or (steps is None and self.where.epoch == epochs)
@@ -214,6 +202,21 @@ class _Loop:
                 self._evaluate()
             self._call("on_epoch")
             self.where.epoch, self.where.first, self.where.done = self.where.epoch + 1, self.where.steps, 0
+
+    def _epoch(self, data: Rows | Iterable[Any], skip: int) -> None:
+        """Queue the steps of an epoch, without its first `skip` batches. Raises InputError if it has no batch."""
+        every = self.options.every
+        self.history.epochs += 1
+        before = self.queued
+        for batch in self._batches(data, skip):
+            self._step(data, batch)
+            if every is not None and self.queued % every == 0:
+                self._evaluate()
+            if self.stop or self.queued == self.options.steps:
+                break
+        if self.queued == before and not skip:
+            hint = " (a generator can be iterated once only; pass a list or a DataLoader)" if before else ""
+            raise InputError.here(f"fit: the data have no batch in epoch {self.where.epoch}; pass at least one{hint}")
 
     def _batches(self, data: Rows | Iterable[Any], skip: int) -> Iterator[Any]:
         if isinstance(data, Rows):
