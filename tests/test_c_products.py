@@ -10,6 +10,7 @@ import pytest
 
 import tracegrad as tg
 from tracegrad.render.c_engine import ENGINE
+from tracegrad.render.c_product import LIMITS
 from tracegrad.runtime.c_calls import CallList, SizedProduct
 from tracegrad.runtime.c_compiler import compiler
 from tracegrad.runtime.children import Children
@@ -135,3 +136,34 @@ def test_rows_that_lie_alike_in_lines_of_the_cache(c_compiler: None) -> None:
                     library.product(ctypes.addressof(call.arguments), part, parts)
                 assert (whole[:first] == 7.0).all() and (whole[first + m * n :] == 7.0).all()
                 assert is_product(out, a, b)
+
+
+@pytest.mark.parametrize("limit", ["", "k_m", "m_k", "k_n", "n_k"])
+def test_few_columns_of_a_left_operand_that_lies_by_columns(limit: str, c_compiler: None) -> None:
+    """The turned product is computed. Its results are the same however it is split, and nothing beside them changes."""
+    library, bits = engine(), 1 << LIMITS.index(limit) if limit else 0
+    for m, n, k in [(130, 1, 520), (131, 19, 700), (300, 33, 300), (1024, 20, 65), (1100, 16, 1030), (300, 55, 513)]:
+        given = with_margins(2 * (m + n) * k, np.float32)[:-1]
+        given[:] = RNG.standard_normal(given.shape)
+        a, b = given[: 2 * m * k].reshape(2, k, m).transpose(0, 2, 1), given[2 * m * k :].reshape(2, k, n)
+        at = dict(zip("mnk", np.ogrid[:m, :n, :k]))
+        if limit:  # what is left out is zero in one operand
+            left_out = np.broadcast_to(at[limit[0]] > at[limit[2]], (m, n, k))
+            a[:] = np.where(left_out.all(axis=1), 0, a)
+            b[:] = np.where(left_out.all(axis=0).T, 0, b)
+        else:
+            a[0, 3], b[1, :, 0] = np.inf, np.nan
+        for endless in (False, True):
+            if endless:
+                b[0, k // 3] = np.inf  # times zeros that are left out in some blocks only
+            results: list[np.ndarray] = []
+            for parts in (1, 2, 3, 5):
+                whole = np.full((2, m, n + 5), 7.0, np.float32)
+                call = CallList(library, [], np.zeros(1, np.int64)).product(a, b, whole[..., :n], bits)
+                for part in range(parts)[:: -1 if parts == 3 else 1]:
+                    library.product(ctypes.addressof(call.arguments), part, parts)
+                assert (whole[..., n:] == 7.0).all()
+                results.append(whole[..., :n])
+            assert is_product(results[0], a, b) or (limit and endless)
+            for other in results[1:]:
+                np.testing.assert_array_equal(other, results[0])

@@ -289,11 +289,42 @@ static void product_one(const product_ *p, const long *o, long row, long m, long
   }}
 }}
 
+/* A left operand that lies by columns, too far apart to be read in place, would be packed, and few columns of the right
+   one do not fill their vectors. So the turned product is computed: there the left operand is the right one, read as it
+   lies. Sums have the same order. */
+static int turns(const product_ *p) {{
+  const long far = min_long(p->k, KC) * p->a.column, ends = p->ended[0].end || p->ended[1].end || p->ended[2].end;
+  const long most = p->a.column % APART ? FEW_ROWS : p->a.column % (2 * APART) ? NR : 0; /* lines of a cache collide */
+  const int few = p->n <= most && p->n % NR && p->m >= 4 * NR;
+  return few && p->a.row == 1 && far > IN_PLACE && !ends && !(p->limits & (m_n | n_m));
+}}
+static void product_turned(const product_ *p, const long *o, long row, long m) {{
+  static _Thread_local float result[FEW_ROWS * NC];
+  const long offsets[] = {{o[1], o[0], 0}}, limits = p->limits, n = p->n;
+  product_ t = *p;
+  t.m = p->n, t.n = p->m, t.c = NC, t.pa = p->pb, t.pb = p->pa;
+  t.a = (steps_){{p->b.column, p->b.row}}, t.b = (steps_){{p->a.column, p->a.row}};
+  t.limits = (limits & k_m ? k_n : 0) | (limits & m_k ? n_k : 0) | (limits & k_n ? k_m : 0) | (limits & n_k ? m_k : 0);
+  /* from a whole block on, because limits leave out terms by blocks, however a product is split */
+  for (long first = row / NR * NR, now; first < row + m; first += now) {{
+    now = min_long(NC, row + m - first);
+    t.pc = result - first;
+    product_one(&t, offsets, 0, n, first, now);
+    float *to = p->pc + o[2] + first * p->c;
+    for (long i = first < row ? row - first : 0; i < now; i++)
+      for (long j = 0; j < n; j++) to[i * p->c + j] = result[j * NC + i];
+  }}
+}}
+
 /* Where sums are so short that storing results takes most of the time, a tile has rows that begin at the same place in
    a line of the cache, if there are enough of them. Behind a first vector, all others are whole lines then. */
 static void product_rows(const product_ *p, const long *o, long row, long m, long column, long n) {{
   const long apart = p->c % VL ? VL / (p->c & -p->c) : 1;
   const long few = n < 4 * NR || m < apart * LINED_ROWS;
+  if (turns(p)) {{
+    product_turned(p, o, row, m);
+    return;
+  }}
   if (apart == 1 || few || p->k > LINED || p->limits || p->ended[0].end || p->ended[2].end) {{
     product_one(p, o, row, m, column, n);
     return;
