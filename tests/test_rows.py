@@ -106,6 +106,35 @@ def test_overlapping_windows(threads: int, side: int, device: Any, monkeypatch: 
     assert ("lane = lid % 32" in wgsl) == (threads == 10**6)
 
 
+@pytest.mark.parametrize("length", [513, 640, 1536, 1537])
+@pytest.mark.parametrize("near", [2, 3, 8, 9])
+def test_few_rows_along_an_axis_are_folded_by_one_thread(
+    near: int, length: int, device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rows share a load, and a kernel can have several folds, and stores that depend on the row."""
+    monkeypatch.setattr(tuning, "NEIGHBOURS_FROM", 1)
+
+    def folded(x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        z = tg.expand_dims(x, 1) + y
+        return {"m": z.max(-1) * tg.cast(tg.arange(near), tg.f32), "s": tg.tanh(z).sum(-1)}
+
+    program = assert_right(folded, (4, length), device, more={"y": (near, length)})
+    assert any(f"_0_{near - 1} = " in k.wgsl for k in program.kernels) == (near < 9)
+
+
+def test_gradients_of_filters(device: Any) -> None:
+    """A thread folds a line of a filter: its elements share the gradients of the results."""
+
+    def by_filter(x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        def loss(y: Tensor) -> Tensor:
+            return tg.sum(tg.square(tg.conv2d(x, y, padding=1, groups=32)))
+
+        return {"z": tg.grad(loss)(y)}
+
+    program = assert_right(by_filter, (2, 32, 17, 16), device, more={"y": (32, 1, 3, 3)})
+    assert any("_0_2 = 2;" in k.wgsl for k in program.kernels)
+
+
 @pytest.mark.parametrize("right", [(1, 75), (600, 1)], ids=["of columns", "of rows"])
 def test_sums_of_long_columns_with_weights(right: tuple[int, int], device: Any) -> None:
     """A weight that all columns share does not vote on which threads run next to each other."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from tracegrad import tuning
 from tracegrad.kernels.expr import Var, indices_of, names_of, walk
-from tracegrad.kernels.form import Extent, Kernel, Scatter, points
+from tracegrad.kernels.form import Axis, Extent, Kernel, Scatter, fold_batches, points
 from tracegrad.kernels.tiles import IN_ORDER, SMALLEST, TileShape, fastest, searched, tiles_of
 
 WORKGROUP_BYTES = 16384  # of workgroup memory that every WebGPU device has
@@ -95,7 +95,9 @@ class Tiling:
     tile: TileShape | None = None  # of "tile"; a "square" sums in the same order
     scatter: ScatterShape | None = None
     block: BlockShape | None = None
-    each: int = 1  # points that a thread of "points" computes side by side
+    each: int = (
+        1  # points that a thread of "points" computes side by side, or neighbouring rows that one of "rows" folds
+    )
 
 
 def grid_of(workgroups: int) -> tuple[int, int]:
@@ -231,7 +233,26 @@ def _by_rows(kernel: Kernel) -> Tiling:
     lanes = 32 if length <= 128 else 64 if length <= 512 else tuning.WORKGROUP
     if length <= 32 * tuning.HELD and rows * lanes > tuning.MANY_THREADS:
         lanes = 32
-    return Tiling("rows", -(-rows * lanes // tuning.WORKGROUP), lanes, parts=lanes)
+    each = _neighbours(kernel) if lanes == tuning.WORKGROUP else 1
+    return Tiling("rows", -(-rows * lanes // (tuning.WORKGROUP * each)), lanes, parts=lanes, each=each)
+
+
+def _neighbours(kernel: Kernel) -> int:
+    """Return how many rows a thread folds side by side: all along the last axis, if they are few and share a load."""
+    axis = kernel.outer[-1] if kernel.outer else Axis("", 1)
+    if isinstance(kernel.rows, Extent) or not 1 < axis.size <= tuning.NEIGHBOURS:
+        return 1
+    if kernel.length < tuning.LONG_COLUMN or kernel.rows * turns_of_neighbours(axis.size) < tuning.NEIGHBOURS_FROM:
+        return 1
+    if any(s.inner for s in kernel.stores) or len(fold_batches(kernel)) > 1:
+        return 1
+    loads = [v for v in walk([f.value for f in kernel.folds]) if v.op == "load"]
+    return axis.size if any(axis.name not in names_of(a for a, _ in v.arg[1].terms) for v in loads) else 1
+
+
+def turns_of_neighbours(rows: int) -> int:
+    """Return how many points of each of some neighbouring rows a thread computes side by side."""
+    return tuning.TURNS_TOGETHER if rows * tuning.TURNS_TOGETHER <= tuning.NEIGHBOURING_TERMS else 1
 
 
 def without_barriers(kernels: Sequence[Kernel], tilings: Sequence[Tiling]) -> list[Tiling]:

@@ -318,7 +318,7 @@ class Writer:
 
     def folding(self) -> Rows:
         """Return a writer of folds, and of stores for all points of a row."""
-        return Rows(self.kernel, self.tiling, self.emit, lambda stores, loop: self.written(self.emit, stores, loop))
+        return Rows(self.kernel, self.tiling, self.emit, self.written)
 
     # a tile of a product a workgroup
     def tile(self) -> list[Statement]:

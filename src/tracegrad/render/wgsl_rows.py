@@ -11,34 +11,43 @@ last. Those without room there are read in each iteration.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import NamedTuple
 
 from tracegrad.kernels.blocks import gathered, kept
 from tracegrad.kernels.expr import Value
 from tracegrad.kernels.form import Extent, Fold, Kernel, Store, divides, fold_batches, plus
-from tracegrad.kernels.tiling import BlockShape, Tiling
+from tracegrad.kernels.tiling import BlockShape, Tiling, turns_of_neighbours
 from tracegrad.render.emit import Block, Emitter, Loop, Statement, copied, decode, when
 from tracegrad.render.wgsl_loads import XYZW
-from tracegrad.tuning import COOPERATE_FROM, HELD, LAST_LANES, STREAMED_TOGETHER, TURNS_TOGETHER, WORKGROUP
+from tracegrad.tuning import (
+    COOPERATE_FROM,
+    HELD,
+    LAST_LANES,
+    STREAMED_TOGETHER,
+    TURNS_TOGETHER,
+    WORKGROUP,
+)
 
 PARTIAL = {"f32": "sf", "i32": "si", "u32": "su"}  # workgroup arrays of partial results
 Written = tuple[Sequence[str], Sequence[Statement]]  # lines that compute the stored values, and lines that store them
+Writing = Callable[[Emitter, Sequence[Store], bool], Written]
 
 
 class Rows:
     """Writes the loops of one kernel."""
 
-    def __init__(
-        self, kernel: Kernel, tiling: Tiling, emit: Emitter, written: Callable[[Sequence[Store], bool], Written]
-    ) -> None:
-        """written: writes some stores; the second argument tells whether they are inside a loop."""
+    def __init__(self, kernel: Kernel, tiling: Tiling, emit: Emitter, written: Writing) -> None:
+        """written: writes some stores; the last argument tells whether they are inside a loop."""
         self.kernel, self.tiling, self.emit, self.written = kernel, tiling, emit, written
         self.held = 0  # points of a row whose values a thread keeps in registers from one fold to the next
 
     def lines(self) -> list[Statement]:
         """Return the body of the kernel's function."""
         t, k = self.tiling, self.kernel
+        if t.each > 1:
+            return self.neighbours()
         per_group = t.threads // t.lanes
         row, lane = f"lid / {t.lanes}", f"lid % {t.lanes}"
         if t.lanes == 1:
@@ -63,10 +72,10 @@ class Rows:
         for folds in batches:
             lines += self.folds(folds)
         if inner:
-            loop = self.loop(lambda: self.written(inner, True), t.lanes)
+            loop = self.loop(lambda: self.written(self.emit, inner, True), t.lanes)
             lines += [*self.emit.flush(), when(f"row < {k.rows}", loop)]
         if outer:
-            values, writes = self.written(outer, False)
+            values, writes = self.written(self.emit, outer, False)
             lines += self.emit.flush()
             if t.lanes > 1 and any(k.slots[s.slot].replaces >= 0 for s in outer):
                 lines.append("storageBarrier();")  # every lane reads what lane 0 is about to overwrite
@@ -149,14 +158,54 @@ class Rows:
         waiting = [f"var {f.local}_{b} = t{f.local};" for f in folds for b in levels]
         return [*waiting, Loop("turn", self.tiling.parts, [lane, *loop, *merge])]
 
-    def tree(self, f: Fold) -> list[str]:
+    def neighbours(self) -> list[Statement]:
+        """Return the body of a function whose workgroups fold all rows along the last axis side by side.
+
+        The rows share what does not depend on that axis: the axes of a point, and loads, which a driver finds.
+        """
+        k, rows, together = self.kernel, range(self.tiling.each), turns_of_neighbours(self.tiling.each)
+        step, axis, inner = self.tiling.lanes * together, k.outer[-1].name, [a.name for a in k.inner]
+        names = [axis, *inner, *(f.local for f in k.folds)]
+        emits = [self.emit.beside(inner, names, f"_0_{r}") for r in rows]
+        turn: list[str] = []
+        added: list[Statement] = []
+        for u in range(together):
+            turn += self.point_of_row(f"_{u}", f"j + {self.tiling.lanes * u}", step)
+            sums: list[str] = []
+            for r, emit in enumerate(emits):
+                emit.copy = f"_{u}_{r}"
+                values = emit.values([f.value for f in k.folds], loop=True)
+                turn += [*(f"let {a}{emit.copy} = {a}_{u};" for a in inner), *emit.inner]
+                turn += [f"let x{f.local}{emit.copy} = {v};" for f, v in zip(k.folds, values)]
+                sums += [
+                    f"t{f.local}_0_{r} = {emit.combine(f, f't{f.local}_0_{r}', f'x{f.local}{emit.copy}')};"
+                    for f in k.folds
+                ]
+            added += sums if divides(step, k.length) else [when(f"j_{u} == j + {self.tiling.lanes * u}", sums)]
+        lines: list[Statement] = ["let lane = lid;", *decode("w", k.outer[:-1])]
+        lines += [f"let {axis}_{u}_{r} = {r};" for u in range(together) for r in rows]
+        lines += [line for emit in emits for line in emit.flush()]
+        lines += [f"var t{f.local}_0_{r} = {self.emit.identity(f)};" for f in k.folds for r in rows]
+        lines.append(Block("", [Loop("j", k.length, [*turn, *added], "lane", step)]))
+        for f, r in itertools.product(k.folds, rows):
+            lines += [*self.tree(f, f"_0_{r}"), f"let {f.local}_0_{r} = t{f.local}_0_{r};"]
+        for r, emit in enumerate(emits):
+            emit.copy = f"_0_{r}"
+        written = [self.written(emit, k.stores, False) for emit in emits]
+        lines += [line for emit in emits for line in emit.flush()]
+        if any(k.slots[s.slot].replaces >= 0 for s in k.stores):
+            lines.append("storageBarrier();")  # every lane reads what lane 0 is about to overwrite
+        stored = [line for values, _ in written for line in values], [line for _, writes in written for line in writes]
+        return [*lines, when("lane == 0", [*stored[0], *stored[1]])]
+
+    def tree(self, f: Fold, copy: str = "") -> list[str]:
         """Return the lines that combine the lanes of each row through workgroup memory.
 
         Lane k is first combined with lane k + lanes / 2; neighbours are combined last. There are at most two steps,
         because a barrier costs more than a few sums. Every lane does the last step by itself, so no lane needs a
         broadcast. A second step has its own memory, so the next fold need not wait.
         """
-        t, acc = self.tiling, f"t{f.local}"
+        t, acc = self.tiling, f"t{f.local}{copy}"
         shared = PARTIAL[f.value.dtype.name]
         per_group = t.threads // t.lanes
         stride = per_group if t.rows_fastest else 1
