@@ -95,9 +95,7 @@ class Tiling:
     tile: TileShape | None = None  # of "tile"; a "square" sums in the same order
     scatter: ScatterShape | None = None
     block: BlockShape | None = None
-    each: int = (
-        1  # points that a thread of "points" computes side by side, or neighbouring rows that one of "rows" folds
-    )
+    each: int = 1  # points of "points", or neighbouring rows of "rows", that a thread computes side by side
 
 
 def grid_of(workgroups: int) -> tuple[int, int]:
