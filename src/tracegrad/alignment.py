@@ -8,7 +8,8 @@ from tracegrad.dtypes import f32, i32, integer
 from tracegrad.errors import InputError, ShapeError
 from tracegrad.ir.nodes import Tensor
 from tracegrad.methods import op
-from tracegrad.ops.indexing import classes_for, take_along_axis
+from tracegrad.ops.indexing import take_along_axis
+from tracegrad.ops.indices import classes_for
 from tracegrad.ops.joining import concat, stack
 from tracegrad.ops.losses import reduced
 from tracegrad.prims.elementwise import cast, exp, log, maximum, stop_gradient, where

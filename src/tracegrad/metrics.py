@@ -17,7 +17,7 @@ from tracegrad.ir.nodes import Tensor
 from tracegrad.methods import op
 from tracegrad.ops.cumulative import segment_sum
 from tracegrad.ops.extrema import argmax
-from tracegrad.ops.indexing import classes_for
+from tracegrad.ops.indices import classes_for
 from tracegrad.ops.losses import cross_entropy, pair, scores_type
 from tracegrad.ops.reduction import mean, sum
 from tracegrad.prims.elementwise import cast, exp, square, where

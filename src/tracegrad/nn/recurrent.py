@@ -12,7 +12,7 @@ from tracegrad.errors import DTypeError, InputError, ShapeError
 from tracegrad.ir import ambient
 from tracegrad.ir.nodes import Tensor
 from tracegrad.nn.module import Module
-from tracegrad.ops import activation, constants, indexing, joining, linalg, random, shaping
+from tracegrad.ops import activation, constants, indexing, indices, joining, linalg, random, shaping
 from tracegrad.prims.elementwise import tanh, where
 
 __all__ = ["GRU", "LSTM", "RNN"]
@@ -126,13 +126,13 @@ class Recurrent(Module):
             )
             must = f"lengths must be i32[{x.shape[0]}], one for each of x"
             raise kind.here(f"{self._name}: {must}, got {n.type}{hint}")
-        known: list[int] = indexing.constant_integers(n) if ambient.building() else cast("Any", n).numpy().tolist()
+        known: list[int] = indices.constant_integers(n) if ambient.building() else cast("Any", n).numpy().tolist()
         bad = [k for k in known if not 0 <= k <= x.shape[1]]
         if bad:
             raise InputError.here(
                 f"{self._name}: lengths must be from 0 to {x.shape[1]}, the size of axis 1 of x, {x.type}; got {bad[0]}"
             )
-        n = indexing.classes_for(n, x.shape[1] + 1) if ambient.building() else n  # the host checks those of an input
+        n = indices.classes_for(n, x.shape[1] + 1) if ambient.building() else n  # the host checks those of an input
         return shaping.reshape(indexing.arange(x.shape[1]), (-1, 1, 1)) < shaping.reshape(n, (1, -1, 1))
 
     def _first(self, x: Any, state: Any) -> list[Carry]:

@@ -14,7 +14,8 @@ from tracegrad.methods import METHODS, Operand, method, op
 from tracegrad.ops import extrema
 from tracegrad.ops.activation import logaddexp
 from tracegrad.ops.control import stop_gradient
-from tracegrad.ops.indexing import indices_for, scatter_add, take
+from tracegrad.ops.indexing import scatter_add, take
+from tracegrad.ops.indices import indices_for
 from tracegrad.ops.joining import stack
 from tracegrad.ops.norm import logsumexp
 from tracegrad.ops.reduction import number

@@ -10,7 +10,8 @@ from tracegrad.errors import DTypeError, InputError, RangeError, ShapeError, cal
 from tracegrad.ir.nodes import Tensor, bind
 from tracegrad.methods import entered
 from tracegrad.ops.activation import sigmoid, softplus
-from tracegrad.ops.indexing import CLASSES, constant_integers, take, take_along_axis
+from tracegrad.ops.indexing import take, take_along_axis
+from tracegrad.ops.indices import CLASSES, constant_integers
 from tracegrad.ops.norm import log_softmax, peak, softmax
 from tracegrad.prims.elementwise import abs, cast, exp, log, log1p, maximum, minimum, nonfinite, square, where
 from tracegrad.prims.leaves import as_tensor, as_tensors, iota
