@@ -14,7 +14,8 @@ from tracegrad.ir.nodes import bind, toposort
 from tracegrad.nn.module import decays
 from tracegrad.nn.parameters import Parameter
 from tracegrad.optim.gradients import norm
-from tracegrad.optim.optimizer import decoupled, recipe
+from tracegrad.optim.optimizer import recipe
+from tracegrad.optim.recipes import decoupled
 from tracegrad.prims.elementwise import sign, square
 from tracegrad.prims.folds import SUM
 from tracegrad.prims.leaves import leaf

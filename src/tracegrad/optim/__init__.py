@@ -8,6 +8,7 @@ from tracegrad.optim.adaptive import *
 from tracegrad.optim.arena import *
 from tracegrad.optim.gradients import *
 from tracegrad.optim.optimizer import *
+from tracegrad.optim.recipes import *
 from tracegrad.optim.scaling import *
 from tracegrad.optim.transform import *
 

@@ -8,7 +8,8 @@ from typing import Unpack
 from tracegrad.hypers import AT_LEAST_0, POSITIVE, Range
 from tracegrad.ir.nodes import Tensor, bind
 from tracegrad.optim.gradients import norm
-from tracegrad.optim.optimizer import LR, Chain, Options, decoupled, recipe
+from tracegrad.optim.optimizer import LR, Chain, Options, recipe
+from tracegrad.optim.recipes import decoupled
 from tracegrad.optim.scaling import running_mean
 from tracegrad.optim.transform import Host, PerParameter, State, Transform
 from tracegrad.prims.elementwise import maximum, minimum, pow, rsqrt, sqrt, square

@@ -10,7 +10,8 @@ from typing import Unpack
 from tracegrad.hypers import AT_LEAST_0, RANGES, SHARE, checked
 from tracegrad.ir.nodes import Tensor, bind
 from tracegrad.optim.gradients import norm
-from tracegrad.optim.optimizer import LR, Chain, Options, decoupled, recipe, with_decay
+from tracegrad.optim.optimizer import LR, Chain, Options, recipe
+from tracegrad.optim.recipes import decoupled, with_decay
 from tracegrad.optim.scaling import add_decayed_weights, moments, running_mean, scale_by_adam
 from tracegrad.optim.transform import Host, PerParameter, State, Transform
 from tracegrad.prims.elementwise import exp, expm1, log1p, maximum, minimum, sqrt, square, where
