@@ -9,10 +9,10 @@ from typing import Any, cast
 from tracegrad import entrypoints, safetensors
 from tracegrad.arrays import Array, np
 from tracegrad.compiler.tracing import check_function, check_signature
+from tracegrad.engine.faces import Closing
 from tracegrad.engine.forward import CompiledForward
 from tracegrad.engine.pending import Pending
 from tracegrad.engine.results import StepResult
-from tracegrad.engine.stores import Closing
 from tracegrad.errors import InputError
 from tracegrad.ir.nodes import Tensor
 from tracegrad.ir.states import StateTensor

@@ -14,6 +14,7 @@ from tracegrad.compiler.build import ForwardSource, check_precision
 from tracegrad.compiler.inputtypes import as_read, input_types
 from tracegrad.compiler.tracing import check_function, check_signature
 from tracegrad.dtypes import InputType
+from tracegrad.engine.faces import HasStates
 from tracegrad.engine.forward_runs import ForwardPrograms, ForwardRun
 from tracegrad.engine.inputs import (
     Given,
@@ -27,7 +28,7 @@ from tracegrad.engine.inputs import (
 from tracegrad.engine.pending import Pending, resolved
 from tracegrad.engine.results import Aborted, Failed, RunResult
 from tracegrad.engine.run_program import RunProgram
-from tracegrad.engine.stores import HasStates, OwnParameters, ParameterStore
+from tracegrad.engine.stores import OwnParameters, ParameterStore
 from tracegrad.errors import AbortedError
 from tracegrad.hypers import checked_whole
 from tracegrad.ir.graph import Graph

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tracegrad.dtypes import InputType
-from tracegrad.engine.stores import HasStates, TrainedParameters
+from tracegrad.engine.faces import HasStates
+from tracegrad.engine.stores import TrainedParameters
 from tracegrad.engine.worker import Worker
 from tracegrad.ir.graph import Graph
 from tracegrad.kernel_source import KernelSource
