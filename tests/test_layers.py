@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1] / "src" / "tracegrad"
 
 # CONTRIBUTING.md describes the layers. A package stands for all its modules; the longest name that fits counts.
 LAYERS = {
-    "errors": 0, "dtypes": 0, "sites": 0, "refusals": 0,
+    "errors": 0, "dtypes": 0, "sites": 0, "refusals": 0, "wrong_calls": 0,
     "files.jsontext": 0, "files.atomic": 0, "tuning": 0, "patterns": 0,
     "methods": 1, "ir": 1, "foreign": 1,
     "prims": 2,

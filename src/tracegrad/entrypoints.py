@@ -18,10 +18,10 @@ from tracegrad.errors import DeviceError, InputError, Site, call_site, located
 from tracegrad.ir.graph import Graph
 from tracegrad.optim.optimizer import Optimizer
 from tracegrad.patterns import Selection
-from tracegrad.refusals import helpful
 from tracegrad.runtime.base import DEVICES, RUNTIMES, DeviceInfo, Session, runtime
 from tracegrad.runtime.tab import IN_TAB
 from tracegrad.training.compiled import CompiledTraining
+from tracegrad.wrong_calls import helpful
 
 
 @helpful

@@ -42,9 +42,9 @@ from tracegrad.ir.nodes import Tensor, toposort
 from tracegrad.methods import Operand
 from tracegrad.passes.indexed import indexed
 from tracegrad.prims.leaves import LEAF, leaf
-from tracegrad.refusals import check_call, check_function, helpful, wrapped
 from tracegrad.transforms.recurrence import changed_type, looped, new_carry
 from tracegrad.transforms.trees import is_pair, rebuilt, tree_leaves, tree_map
+from tracegrad.wrong_calls import check_call, check_function, helpful, wrapped
 
 __all__ = [
     "checkpoint", "custom_vjp", "grad", "hessian", "jacobian", "jvp", "remat", "repeat", "scan", "tree_leaves",

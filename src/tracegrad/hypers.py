@@ -18,7 +18,8 @@ from tracegrad.ir.ambient import building, require
 from tracegrad.ir.nodes import Tensor
 from tracegrad.methods import METHODS
 from tracegrad.prims.leaves import counter
-from tracegrad.refusals import helpful, shown, shown_argument
+from tracegrad.refusals import shown
+from tracegrad.wrong_calls import helpful, shown_argument
 
 PREFIX = "hyper."  # prefix of their names among the inputs of a program
 COMPLEMENT = "1-"  # a leaf "1-beta1" is uploaded as 1 - beta1: 1 - f32(0.999) would lose five digits

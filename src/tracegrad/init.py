@@ -17,7 +17,7 @@ from tracegrad.errors import DTypeError, InputError
 from tracegrad.hypers import ANY, AT_LEAST_0, POSITIVE, checked_whole, kind_of
 from tracegrad.initializer import Even, Gaussian, Initializer, fans
 from tracegrad.prims import leaves
-from tracegrad.refusals import helpful
+from tracegrad.wrong_calls import helpful
 
 SQRT2 = math.sqrt(2.0)
 

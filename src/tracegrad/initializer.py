@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracegrad.dtypes import Shape
 from tracegrad.hypers import Range, checked, kind_of
-from tracegrad.refusals import check_call
+from tracegrad.wrong_calls import check_call
 
 NONE: Mapping[str, Range] = MappingProxyType({})
 

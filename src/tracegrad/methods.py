@@ -15,8 +15,9 @@ from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar, cast
 
 from tracegrad.errors import OF_OPS, CallError, DeviceError, ShapeError, TraceError, TracegradError, placed
-from tracegrad.refusals import Count, check_call, shown, switch
+from tracegrad.refusals import Count, shown
 from tracegrad.sites import STATE, current_site
+from tracegrad.wrong_calls import check_call, switch
 
 if TYPE_CHECKING:
     from tracegrad.dtypes import DType, Shape, TensorType

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
 from tracegrad.errors import InputError, is_function
-from tracegrad.refusals import NoNumber, check_takes, shown
+from tracegrad.refusals import NoNumber, shown
+from tracegrad.wrong_calls import check_takes
 
 Selection = str | Sequence[str] | Callable[[str], bool]
 NAMED = 12  # names listed in an error

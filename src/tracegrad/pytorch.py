@@ -16,7 +16,8 @@ from tracegrad.errors import InputError
 from tracegrad.nn.module import at_path, children, named_arrays
 from tracegrad.nn.parameters import Parameter, State
 from tracegrad.nn.recurrent import Cell, Recurrent
-from tracegrad.refusals import helpful, shown
+from tracegrad.refusals import shown
+from tracegrad.wrong_calls import helpful
 
 Rename = Mapping[str, str] | Callable[[str], str | None]
 SHOWN = 8  # names listed in a message

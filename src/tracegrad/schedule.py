@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from tracegrad.errors import CallError, InputError, refusing
 from tracegrad.hypers import POSITIVE, RANGES, SHARE, checked, checked_whole, kind_of
-from tracegrad.refusals import check_call
+from tracegrad.wrong_calls import check_call
 
 
 class Schedule(Protocol):

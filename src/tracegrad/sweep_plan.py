@@ -38,10 +38,10 @@ from tracegrad.prims.elementwise import cast as cast_, nonfinite, stop_gradient,
 from tracegrad.prims.folds import pack
 from tracegrad.prims.leaves import const, leaf
 from tracegrad.prims.views import broadcast_to, reshape, slice_
-from tracegrad.refusals import remedy
 from tracegrad.transforms.custom import custom_vjp
 from tracegrad.transforms.derivatives import value_and_grad
 from tracegrad.transforms.vmap import vmap
+from tracegrad.wrong_calls import remedy
 
 Loss = Callable[..., "tuple[Tensor, dict[str, Tensor]]"]
 # parts of the stacked model; "sound" is the state that

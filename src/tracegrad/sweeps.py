@@ -18,10 +18,11 @@ from tracegrad.ir.nodes import Tensor
 from tracegrad.ir.states import StateTensor
 from tracegrad.nn.module import bound
 from tracegrad.optim.optimizer import Optimizer
-from tracegrad.refusals import helpful, shown
+from tracegrad.refusals import shown
 from tracegrad.sweep_plan import LOSSES, MODELS, STATES, VALUES, SweepPlan, checked_values, is_list
 from tracegrad.training.compiled import CompiledTraining
 from tracegrad.transforms.vmap import vmap
+from tracegrad.wrong_calls import helpful
 
 
 @helpful

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from tracegrad.arrays import Array
 from tracegrad.errors import CallError, MissingNameError, call_site, located
-from tracegrad.refusals import INNER, Helped, article, found, helpful, shown
+from tracegrad.refusals import INNER, Helped, article, found, shown
 from tracegrad.runtime.base import DeviceInfo
+from tracegrad.wrong_calls import helpful
 
 
 class Closing(Helped):

@@ -33,9 +33,9 @@ from tracegrad.errors import AbortedError
 from tracegrad.hypers import checked_whole
 from tracegrad.ir.graph import Graph
 from tracegrad.ir.nodes import Tensor
-from tracegrad.refusals import helpful
 from tracegrad.runtime.base import Session, check_precision_of
 from tracegrad.sites import SiteInfo
+from tracegrad.wrong_calls import helpful
 
 if TYPE_CHECKING:
     from tracegrad.introspection.explain import Explanation

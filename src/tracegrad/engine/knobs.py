@@ -10,8 +10,8 @@ from tracegrad import hypers, lr as schedules
 from tracegrad.arrays import np
 from tracegrad.errors import InputError
 from tracegrad.program import Field, Program
-from tracegrad.refusals import remedy
 from tracegrad.schedule import Schedule
+from tracegrad.wrong_calls import remedy
 
 STEP, RATE = f"{hypers.PREFIX}step", f"{hypers.PREFIX}lr"
 

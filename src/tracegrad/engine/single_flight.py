@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from tracegrad.engine.pending import Pending
 from tracegrad.engine.results import Aborted, Failed
-from tracegrad.refusals import check_takes, helpful
+from tracegrad.wrong_calls import check_takes, helpful
 
 
 @dataclass(slots=True)

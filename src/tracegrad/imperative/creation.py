@@ -10,7 +10,7 @@ from tracegrad.imperative.keys import is_array
 from tracegrad.imperative.tensors import GradTensor
 from tracegrad.methods import TensorMethods
 from tracegrad.ops import constants
-from tracegrad.refusals import helpful, wrapped
+from tracegrad.wrong_calls import helpful, wrapped
 
 
 @helpful

@@ -13,8 +13,8 @@ from tracegrad.errors import InputError
 from tracegrad.imperative import streams
 from tracegrad.imperative.tensors import GradTensor
 from tracegrad.nn.module import bound, named_arrays
-from tracegrad.refusals import check_function, helpful
 from tracegrad.training.compiled import CompiledTraining
+from tracegrad.wrong_calls import check_function, helpful
 
 M = TypeVar("M")
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tracegrad.arrays import checked_seed, np, seed_or_new
-from tracegrad.refusals import helpful
+from tracegrad.wrong_calls import helpful
 
 _place = [seed_or_new(None), 0, 0]  # see `place`
 COUNTERS = {"seed": 0, "step": 1}  # leaves by their index in `_place`; any other leaf is the salt of a random site

@@ -16,7 +16,7 @@ from tracegrad.errors import CallError, DTypeError, InputError, ShapeError, Trac
 from tracegrad.imperative import tape
 from tracegrad.imperative.values import Array, Spec, given
 from tracegrad.methods import METHODS, TensorMethods
-from tracegrad.refusals import switch, unexpected
+from tracegrad.wrong_calls import switch, unexpected
 
 
 def _in_place(name: str) -> Callable[[Any, Any], Any]:

@@ -12,7 +12,7 @@ from tracegrad.dtypes import show
 from tracegrad.files.atomic import replace_file
 from tracegrad.nn.module import named_parameters
 from tracegrad.nn.parameters import Parameter
-from tracegrad.refusals import helpful
+from tracegrad.wrong_calls import helpful
 
 STYLE = """
 .tracegrad { font: 14px/1.5 system-ui, sans-serif; }

@@ -14,7 +14,8 @@ from tracegrad.ir.nodes import Tensor
 from tracegrad.ir.states import StateTensor
 from tracegrad.methods import TensorMethods
 from tracegrad.nn.parameters import COPY, Parameter, State, checked_init, declared
-from tracegrad.refusals import NoNumber, absent, article, check_call, helpful, shown, wrapped
+from tracegrad.refusals import NoNumber, absent, article, shown
+from tracegrad.wrong_calls import check_call, helpful, wrapped
 
 __all__ = ["Module", "bound", "decays", "named_parameters", "named_states"]
 

@@ -10,7 +10,7 @@ from tracegrad.init import Kaiming, Lecun, Literal, Orthogonal, Randn, Uniform, 
 from tracegrad.initializer import Even, Initializer
 from tracegrad.nn.module import named_arrays, replaced
 from tracegrad.nn.parameters import Parameter, State
-from tracegrad.refusals import helpful
+from tracegrad.wrong_calls import helpful
 
 __all__ = ["as_states", "stack"]
 

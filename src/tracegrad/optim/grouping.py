@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from tracegrad.errors import InputError
 from tracegrad.hypers import ANY, GROUP, Range, checked
 from tracegrad.patterns import Selection, chosen, label, matcher
-from tracegrad.refusals import remedy, shown
+from tracegrad.refusals import shown
+from tracegrad.wrong_calls import remedy
 
 EXAMPLE = 'such as {"backbone.*": {"lr": 0.1}}'
 

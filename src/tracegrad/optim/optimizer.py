@@ -17,8 +17,9 @@ from tracegrad.optim.grouping import NO_GROUPS, Groups
 from tracegrad.optim.transform import MONOTONE, Transform, chain
 from tracegrad.patterns import Selection, matcher
 from tracegrad.prims.leaves import unboxed
-from tracegrad.refusals import absent, check_call, unexpected, wrapped
+from tracegrad.refusals import absent
 from tracegrad.schedule import Schedule
+from tracegrad.wrong_calls import check_call, unexpected, wrapped
 
 __all__ = ["Optimizer", "Options"]
 

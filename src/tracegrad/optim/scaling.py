@@ -14,7 +14,7 @@ from tracegrad.patterns import Selection, matcher
 from tracegrad.prims.elementwise import maximum, minimum, sign, sqrt, square, where
 from tracegrad.prims.folds import MATMUL
 from tracegrad.prims.views import permute
-from tracegrad.refusals import switch
+from tracegrad.wrong_calls import switch
 
 __all__ = [
     "add_decayed_weights", "scale_by_adam", "scale_by_lion", "scale_by_lr", "scale_by_momentum", "scale_by_muon",

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from tracegrad.errors import DeviceError
-from tracegrad.refusals import helpful
 from tracegrad.runtime import adapter_probe, process, remembered, tab
 from tracegrad.runtime.adapter_probe import Answer
 from tracegrad.runtime.wgpu_adapter import ADAPTER, AdapterInfo, load_wgpu, ranked
+from tracegrad.wrong_calls import helpful
 
 if TYPE_CHECKING:
     import subprocess

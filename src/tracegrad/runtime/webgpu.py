@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tracegrad.arrays import need_numpy
-from tracegrad.refusals import helpful
 from tracegrad.runtime.adapters import adapters, check_webgpu, opened, search
 from tracegrad.runtime.base import DeviceInfo, Session
 from tracegrad.runtime.browser import BrowserSession
 from tracegrad.runtime.c_compiler import compiler
 from tracegrad.runtime.tab import IN_TAB
 from tracegrad.runtime.wgpu_adapter import AdapterInfo
+from tracegrad.wrong_calls import helpful
 
 
 def devices() -> list[DeviceInfo]:

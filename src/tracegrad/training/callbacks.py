@@ -12,10 +12,11 @@ from typing import Any, cast
 from tracegrad.engine.stepper import Snapshot, restore_all, take_all
 from tracegrad.errors import InputError, is_function
 from tracegrad.hypers import AT_LEAST_0, checked, checked_whole
-from tracegrad.refusals import check_takes, helpful, shown
+from tracegrad.refusals import shown
 from tracegrad.training.events import EventFile
 from tracegrad.training.history import FitState
 from tracegrad.training.progress import write_scalars
+from tracegrad.wrong_calls import check_takes, helpful
 
 Hook = Callable[..., object]
 # The argument that the hooks of each event get: a FitState, a record of the log, or none

@@ -13,11 +13,11 @@ from tracegrad.engine.stepper import Stepper, take_all
 from tracegrad.errors import InputError
 from tracegrad.hypers import checked_whole
 from tracegrad.ir.nodes import Tensor
-from tracegrad.refusals import helpful
 from tracegrad.runtime.base import Session
 from tracegrad.runtime.jax import function_of
 from tracegrad.training.between import turns
 from tracegrad.training.training import Training
+from tracegrad.wrong_calls import helpful
 
 if TYPE_CHECKING:
     from pathlib import Path

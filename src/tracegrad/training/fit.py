@@ -16,7 +16,7 @@ from tracegrad.engine.results import CompletedStep, StepResult
 from tracegrad.errors import InputError, is_function
 from tracegrad.hypers import checked_whole
 from tracegrad.lr import plateau_of
-from tracegrad.refusals import check_takes, shown
+from tracegrad.refusals import shown
 from tracegrad.training.between import lr_metric, turns
 from tracegrad.training.callbacks import hooks_of, listed, watches
 from tracegrad.training.data import Position, Rows, as_inputs, size_of, sources
@@ -25,6 +25,7 @@ from tracegrad.training.placing import Placed, placed
 from tracegrad.training.progress import Log, Progress
 from tracegrad.training.training import Training
 from tracegrad.training.validation import Validation
+from tracegrad.wrong_calls import check_takes
 
 ENDS = 2.0  # seconds that an interrupted `fit` waits for a step to end, or three times as long as steps took
 

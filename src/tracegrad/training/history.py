@@ -12,8 +12,9 @@ from tracegrad.engine.knobs import Knobs
 from tracegrad.engine.pending import Pending
 from tracegrad.engine.results import StepResult
 from tracegrad.errors import InputError
-from tracegrad.refusals import Helped, helpful
+from tracegrad.refusals import Helped
 from tracegrad.training.training import Training
+from tracegrad.wrong_calls import helpful
 
 
 class History(Helped):

@@ -21,13 +21,13 @@ from tracegrad.engine.worker import Worker
 from tracegrad.errors import InputError
 from tracegrad.hypers import checked_whole
 from tracegrad.patterns import Selection
-from tracegrad.refusals import helpful
 from tracegrad.runtime.base import Session, check_precision_of
 from tracegrad.runtime.copy_pool import CopyPool
 from tracegrad.schedule import Schedule
 from tracegrad.training.between import changed, freeze, lr_metric, replace_model
 from tracegrad.training.parts import Parts
 from tracegrad.training.saving import Saving, load
+from tracegrad.wrong_calls import helpful
 
 if TYPE_CHECKING:
     from tracegrad.training.data import Position

@@ -22,10 +22,10 @@ from tracegrad.prims.leaves import LEAF, as_tensor, const
 from tracegrad.prims.maps import composite
 from tracegrad.prims.rules import spread, zeros_like
 from tracegrad.prims.views import BARRIER, reshape
-from tracegrad.refusals import check_function
 from tracegrad.transforms.trees import arrays_in, is_pair, rebuilt, tree_leaves, tree_map, with_arrays
 from tracegrad.transforms.vmap import over
 from tracegrad.transforms.walks import cotangents, repeated
+from tracegrad.wrong_calls import check_function
 
 Pull = Callable[..., Sequence[Tensor | None]]  # (ct, *inputs) -> one cotangent per input
 

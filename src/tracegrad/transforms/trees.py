@@ -13,7 +13,8 @@ from tracegrad.errors import TraceError
 from tracegrad.ir.nodes import Tensor
 from tracegrad.nn.module import Module, children, like
 from tracegrad.nn.parameters import Parameter
-from tracegrad.refusals import article, check_function
+from tracegrad.refusals import article
+from tracegrad.wrong_calls import check_function
 
 __all__ = ["tree_leaves", "tree_map"]
 
