@@ -69,6 +69,7 @@ OPENED = {  # by a function, since calling compilers and drivers costs as much t
     ("training.compiled", "tracegrad.introspection.profile"),
     ("engine.forward", "tracegrad.introspection.explain"),
     ("engine.forward", "tracegrad.introspection.profile"),
+    ("engine.forward", "tracegrad.introspection.why"),
     ("engine.reference", "tracegrad.runtime.inexact"),
     ("engine.forward", "tracegrad.safetensors"),
     ("training.training", "tracegrad.files.checkpoints"),
