@@ -236,6 +236,11 @@ def _built(
     if followed:
         sizes, beside = sizes._replace(known=followed.lengths, exact=followed.length), followed.graph
         places[1] = numbers_of(one.graph, beside)[1][1]
+    specs = input_ranges(one.traced.graph), input_ranges(other.traced.graph)
+    known = _Then(sizes, sizes.one)  # raises now what `Rooms.at` would raise at each size
+    known.of(*specs)
+    known.of(*[[t.shape for t in w.traced.inputs.values()] for w in (one, other)])
+    known.of(*[[s.type for s in w.traced.sites] for w in (one, other)])
     given = [counted(one.graph, places[0]), counted(beside, places[1])]
     padded = [Padded(graph, {}) for graph in given]
     if names != [exact_name]:
@@ -258,7 +263,6 @@ def _built(
             built = one.traced._replace(graph=graphs[0]).compiled()
     except (CompileError, ShapeError, DTypeError) as e:
         raise UnsizedError(str(e)) from e
-    specs = input_ranges(one.traced.graph), input_ranges(other.traced.graph)
     both, results = (one, other), padded[0].results
     return Rooms(built, sizes, source_at, both, results, names, constants, numbers, followed, {}, specs, exact)
 

@@ -116,14 +116,9 @@ def _cumsum_vjp(ct: Tensor, y: Tensor, x: Tensor, *, axis: int, reverse: bool) -
 
 
 CUMSUM = composite(
-    "cumsum",
-    type=lambda x, *, axis, reverse: x,
-    expand=_scan,
-    vjp=_cumsum_vjp,
-    jvp=multilinear,
-    batch=shifted,
+    "cumsum", type=lambda x, *, axis, reverse: x, expand=_scan, vjp=_cumsum_vjp, jvp=multilinear, batch=shifted,
     identity=SUM.identity,
-)
+)  # fmt: skip
 
 
 def _run(p: Primitive, x: Tensor, axis: int | None, **how: bool) -> Tensor:
@@ -199,13 +194,9 @@ def _cumprod_vjp(ct: Tensor, y: Tensor, x: Tensor, *, axis: int) -> tuple[Tensor
 
 
 CUMPROD = composite(
-    "cumprod",
-    type=lambda x, *, axis: x,
-    expand=partial(_scan, by=PRODUCTS),
-    vjp=_cumprod_vjp,
-    batch=shifted,
+    "cumprod", type=lambda x, *, axis: x, expand=partial(_scan, by=PRODUCTS), vjp=_cumprod_vjp, batch=shifted,
     identity=PROD.identity,
-)
+)  # fmt: skip
 
 
 @method

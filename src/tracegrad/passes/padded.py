@@ -203,7 +203,7 @@ class _Walk(Room):
         if body.counts != other.counts:
             raise UnsizedError("has another body at other sizes")
         length = self.sizes.axis((t.attrs["length"], u.attrs["length"]))
-        self.in_front(length)
+        self.single(length)
         carries, xs, consts = body.split([x.tensor for x in inputs])
         n = len(carries)
         given = [x.axes[1:] if n <= k < n + len(xs) else x.axes for k, x in enumerate(inputs)]

@@ -141,6 +141,11 @@ class Room:
             found = found * self.sizes.of(part)[0] + at
         return found
 
+    def single(self, axis: Axis) -> None:
+        """Raise UnsizedError if an axis grows and is not a single part."""
+        if axis.grows and (axis.parts is None or len(axis.parts) != 1):
+            raise UnsizedError("has iterations of several parts")
+
     def in_front(self, axis: Axis) -> None:
         """Raise UnsizedError if padding of an axis is not all behind the rest: only the outermost part can grow."""
         if any(isinstance(part, Grown) for part in axis.ordered[1:]):
