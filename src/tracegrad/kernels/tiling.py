@@ -147,7 +147,7 @@ def reach_of(kernel: Kernel, tiling: Tiling) -> Reach | None:
     if tiling.kind == "points":
         return Reach(rows, tiling.threads * tiling.each)
     if tiling.kind == "rows":
-        return Reach(rows, tiling.threads // tiling.lanes)
+        return Reach(rows, tiling.threads // tiling.lanes * tiling.each)
     return _reach_of_product(kernel, tiling, extent)
 
 
