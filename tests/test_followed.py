@@ -54,7 +54,7 @@ def checked(forward: Forward) -> tuple[Followed | None, list[int]]:
     graphs = [graph_at(n) for n in SIZES]
     check_graphs(graphs[0], graphs[1], SIZES)
     numbers, places = numbers_of(*graphs)
-    followed = follow_sizes(lambda n: graph_at(n[0]), BOTH, numbers, len(places[0]))
+    followed = follow_sizes(lambda n: graph_at(n[0]), BOTH, numbers, len(places[0]), exact=0)
     known = list[int]()
     for n in THIRD if followed else ():
         told = followed.at([n]) if followed else None

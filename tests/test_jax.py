@@ -35,7 +35,7 @@ def session() -> Iterator[Session]:
 
 @cache
 def elsewhere() -> set[str]:
-    """Rows that random programs have at sizes as small as their own, compiled quickly (tests/test_fuzz.py)."""
+    """Rows that random programs (tests/test_fuzz.py) have, unless a size of theirs is above those programs' sizes."""
     met = {program.steps[0].attrs["name"] for program in row_programs(0)}
     shapes = {c.name: (*c.shapes, *(s for s, _ in c.ints), *c.bools) for c in ALL_CASES}
     return {name for name in met if max((n for s in shapes[name] for n in s), default=0) <= max(TURNS)}

@@ -63,8 +63,8 @@ def test_arrays_by_position_and_by_name_are_the_same():
 
 def test_other_arguments_by_position_are_refused(train):
     for given, said in (
-        ((X, Y, 8), "got 8"), ((X, Y, X), "got more"), (([(X, Y)], 10), "got 10"), ((X, None), "got None"),
-        ((zip(X, Y), Y), "got a zip"),
+        ((X, Y, 8), "got 8"), ((X, Y, X), "got 3 arrays"), (([(X, Y)], 10), "got 10"), ((X, None), "got None"),
+        ((zip(X, Y), 7), "got 7"), (([(X, Y)], [(X, Y)]), "got "), ((X, Y, (X, Y)), "got a tuple of arrays"),
     ):  # fmt: skip
         with pytest.raises(tg.InputError, match=rf"fit\(x, y, batch_size=\.\.\.\).*{said}"):
             train.fit(*given, progress=False)

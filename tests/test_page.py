@@ -206,7 +206,8 @@ def test_memory_stays_flat_over_many_steps(browser: Any, tmp_path: Path) -> None
 
     The GPU process holds some 15 MB more at one look and less at the next, whatever the number of steps. Over a million
     steps it is at one of two levels, without growing. A leak is never given back and grows with every look. So the
-    least of five looks is compared, and after the long training a look as low as that must come. On a busy machine
+    least of five looks is compared, and after the long training a look as low as that must come. The heap becomes
+    smaller only once, so the middle of the last three looks stands for it. On a busy machine
     the renderer has kept 16 MB more, and 2 MB in the next run. Of 20 000 steps, what leaks 7 bytes of the heap in each
     is seen, or 600 of the GPU process; of 100 000 a fifth of that.
     """
@@ -227,7 +228,9 @@ def test_memory_stays_flat_over_many_steps(browser: Any, tmp_path: Path) -> None
         return memory_of(browser, page)
 
     looks = [train_on(LONG // 12) for _ in range(5)]
-    before = {part: min(look[part] for look in looks) for part in allowed} | {"heap": looks[-1]["heap"]}
+    before = {part: min(look[part] for look in looks) for part in allowed} | {
+        "heap": sorted(look["heap"] for look in looks[-3:])[1]
+    }
     after = train_on(LONG)
     for _ in range(12):
         if all(after[part] - before[part] < allowed[part] for part in allowed):

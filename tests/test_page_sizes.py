@@ -117,6 +117,20 @@ def test_models_compute_as_in_python_at_each_size(tab: Tab, loss: str) -> None:
         np.testing.assert_allclose(tab.steps(inputs), [train.step(x).loss for x in inputs], rtol=LOSS)
 
 
+def test_small_sizes_have_programs_of_their_own_where_they_need_them(tab: Tab) -> None:
+    """Of two or three places, every second one is a single one, which is broadcast."""
+    with tg.compile(
+        model=nn.Linear(D, D), loss=lambda m, x: tg.mean(tg.square(tg.cumsum(m(x[:, ::-2]), 1))),
+        optimizer=optim.sgd(0.01), inputs={"x": ("B", "T", D)}, seed=3, device="cpu",
+    ) as train:  # fmt: skip
+        with pytest.raises(InputError, match=r"at B=2, T=2 the model.*'T': \[2, 3, 4, 20\]"):
+            tab.load(train, "small", sizes={"B": 5, "T": 20})
+        tab.load(train, "small", sizes={"B": 5, "T": [2, 3, 4, 20]})
+        rng, sizes = np.random.default_rng(1), [(2, 19), (5, 3), (1, 5), (3, 2), (4, 8), (4, 1), (1, 2), (5, 20)]
+        inputs = [{"x": rng.standard_normal((b, t, D)).astype(np.float32)} for b, t in sizes]
+        np.testing.assert_allclose(tab.steps(inputs), [train.step(x).loss for x in inputs], rtol=LOSS)
+
+
 def test_a_call_computes_in_the_least_room_that_fits(tmp_path: Path) -> None:
     with attention() as train:
         train.export(tmp_path, sizes={"B": [1, 8], "T": (4, 6, 4)})

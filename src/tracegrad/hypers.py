@@ -163,11 +163,11 @@ def kind_of(cls: type) -> str:
 
 
 def check_positions(what: str, core: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    """Raise CallError for more than two arguments by position: other libraries have other orders."""
-    if len(args) > 2:
-        names = list(signature(core).parameters)
+    """Raise CallError for arguments by position after a weight decay, where other libraries have the betas."""
+    names = list(signature(core).parameters)
+    if len(args) > 2 and names[1] == "weight_decay":
         given = ", ".join([f"{n}={shown_argument(x)}" for n, x in zip(names[1:], args[1:])])
         raise CallError.here(
             f"{what}: takes at most two arguments by position, because their order differs between libraries; as "
-            f"given, it is {what}({shown_argument(args[0])}, {given}): write so, with the names that you mean"
+            f"given, it is {what}({shown_argument(args[0])}, {given}); name those that you mean"
         )

@@ -183,15 +183,10 @@ def attached_forward_as_text(train):
     train.attach(forward="predict", inputs={"x": (8, 3)})
 
 
-@training("weight_decay of a CompiledTraining", "train.set(weight_decay=0)", raises=AttributeError)
-def decay_assigned(train):
-    train.weight_decay = 0
-
-
-@program("lr of a CompiledForward", "train.set_lr(0.1)", raises=AttributeError)
-def rate_of_a_forward_assigned():
-    with compiled() as train:
-        train.attach(forward=predict, inputs={"x": (8, 3)}).lr = 0.1
+@loss("capture", "'h'", "number the layers")
+def capture_of_one_name_twice(m, x, y):
+    h = tg.capture("h", m.l1(x))
+    return tg.mean(tg.capture("h", m.l2(h)) - y)
 
 
 @loss("capture", "name must come first", "tg.capture(")
@@ -203,6 +198,12 @@ def capture_with_arguments_swapped(m, x, y):
 def capture_of_a_list(m, x, y):
     tg.capture("h", [m.l1(x), m(x)])
     return tg.mean(m(x) - y)
+
+
+@loss("patch", "'h'", "number the layers")
+def patch_of_one_name_twice(m, x, y):
+    h = tg.patch("h", m.l1(x))
+    return tg.mean(m.l2(tg.patch("h", h)) - y)
 
 
 def patched(m, x):

@@ -86,11 +86,14 @@ def recorded(graph_at: GraphAt, sizes: Sequence[int]) -> tuple[Record, Graph] | 
     return (record, graph) if alike and not record.escaped and ran == plain_ran else None
 
 
-def follow_sizes(graph_at: GraphAt, sizes: Sizes, numbers: Sequence[Number], constants: int) -> Followed | None:
+def follow_sizes(
+    graph_at: GraphAt, sizes: Sizes, numbers: Sequence[Number], constants: int, exact: int | None
+) -> Followed | None:
     """Return how values depend on the sizes; None if a trace does not show it.
 
     numbers:   of the graphs at the two sizes.
     constants: how many constants of each graph are one of the numbers.
+    exact:     the index of a size without padding. Programs have no lengths that are quotients of it.
     """
     # not at the room: its sizes are powers of two, as widths of models are, so comparisons would often find them equal
     found = recorded(graph_at, sizes.other)
@@ -114,7 +117,7 @@ def follow_sizes(graph_at: GraphAt, sizes: Sizes, numbers: Sequence[Number], con
             sized.add(value.index)
     if sum(map(len, given.values())) != constants:
         return None
-    known = lengths_in(record)
+    known = {k: n for k, n in lengths_in(record).items() if all(f.by == 1 or f.size != exact for f in n.factors)}
     fixed = [k for k in sized if repr(room[k]) == repr(record.values[k]) and k not in known]
     sizes = sizes._replace(known=tuple(dict.fromkeys(known.values())))
     try:

@@ -231,7 +231,7 @@ def _built(
     sizes = Sizes(at[0], at[1])
     numbers, places = numbers_of(one.graph, other.graph)
     constants = pairs_of(one.graph, other.graph)
-    followed = follow_sizes(lambda n: whole_of(source_at(n)).graph, sizes, numbers, len(places[0]))
+    followed = follow_sizes(lambda n: whole_of(source_at(n)).graph, sizes, numbers, len(places[0]), exact)
     beside = other.graph
     if followed:
         sizes, beside = sizes._replace(known=followed.lengths, exact=followed.length), followed.graph

@@ -21,9 +21,10 @@ class Closing(Helped):
     if not TYPE_CHECKING:
 
         def __setattr__(self, name: str, value: Any) -> None:
-            if not name.startswith("_") and name not in INNER:
-                own = found(name, self.remedies) if self.remedies == "sweeps" else None
-                remedy = own or found(name, "settings") or found(self.remedies, "settings")
+            own = found(name, self.remedies) if self.remedies == "sweeps" else None
+            remedy = own or found(name, "settings")
+            if remedy or (name not in INNER and (hasattr(type(self), name) or name in type(self).__annotations__)):
+                remedy = remedy or found(self.remedies, "settings")
                 what = f"{name} of {article(type(self).__name__)} cannot be assigned"
                 raise MissingNameError.here(f"{what}: {remedy.replace('NAME', name).replace('{}', shown(value))}")
             object.__setattr__(self, name, value)

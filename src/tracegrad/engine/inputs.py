@@ -33,6 +33,9 @@ def unchanged(x: Array) -> Array:
     return x
 
 
+LEADING = {"run_steps": "n, ", "profile": "steps, ", "why": "name, "}  # what these methods take before inputs
+
+
 def merge(
     mapping: Any, named: Mapping[str, Any], what: str, more: Sequence[Any] = (), known: Iterable[str] = ("x",)
 ) -> dict[str, Any]:
@@ -60,9 +63,12 @@ def merge(
 
 def _in_order(values: tuple[Any, ...], what: str, names: list[str]) -> dict[str, Any]:
     """Return values given by position, by input name."""
-    kind = type(values[0]).__name__
-    if len(values) == 1 < len(names) and kind in ("tuple", "list"):
-        raise InputError.here(f"{what}: {_forms(what, names)}; got one {kind}: write {what}(*batch)")
+    batch = values[0]
+    if len(values) == 1 and isinstance(batch, (tuple, list)):
+        parts = cast("Sequence[Any]", batch)
+        if len(names) > 1 or any(hasattr(x, "shape") for x in parts):
+            kind, first = "tuple" if isinstance(batch, tuple) else "list", LEADING.get(what, "")
+            raise InputError.here(f"{what}: {_forms(what, names)}; got one {kind}: write {what}({first}*batch)")
     odd: list[object] = [v for v in values if v is None or isinstance(v, (str, Mapping))]
     if odd or len(values) > len(names):
         got = shown(odd[0]) if odd else f"{_values(len(values))} by position"
@@ -76,7 +82,7 @@ def _values(n: int) -> str:
 
 def _forms(what: str, known: Iterable[str]) -> str:
     """Say how the inputs of a call are given."""
-    names, first = list(known), "n, " if what == "run_steps" else ""
+    names, first = list(known), LEADING.get(what, "")
     if not names:
         return "there are no inputs"
     by_name = ", ".join([f"{n}=..." for n in names])

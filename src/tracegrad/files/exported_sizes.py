@@ -78,14 +78,18 @@ def programs(source: ProgramSource, rooms: RoomsByName, what: str) -> list[Built
 
 def _with_room(source: ProgramSource, ranges: Mapping[str, Range], what: str) -> Built:
     """Return a program for all sizes of some ranges."""
-    room = {name: high for name, (_, high) in ranges.items() if high > 1}
+    room = {name: high for name, (low, high) in ranges.items() if high > low}
     if not room:
-        return exact(source, source.free.all(1))
+        return exact(source, tuple([(name, high) for name, (_, high) in ranges.items()]))
     try:
         built, follows = _built(source, ranges, room)
     except UnsizedError as e:
         why = f"export: {what} has no program for all sizes up to {room}: {e}"
-        remedy = "compile again with numbers in inputs=, load what train.save wrote, and export that"
+        small = {name: [*range(2, min(high, 5)), high] for name, high in room.items() if high > 2}
+        remedy = (
+            f"give small sizes programs of their own, as in sizes={small}; or compile again with numbers in inputs=, "
+            "load what train.save wrote, and export that"
+        )
         raise InputError.here(f"{why}; {remedy}") from None
     return told(built, source.free, {"sizes": {name: list(r) for name, r in ranges.items()}, **follows})
 
@@ -93,7 +97,7 @@ def _with_room(source: ProgramSource, ranges: Mapping[str, Range], what: str) ->
 def _built(source: ProgramSource, ranges: Mapping[str, Range], room: Mapping[str, int]) -> tuple[Built, dict[str, Any]]:
     def at(sizes: Sequence[int]) -> ProgramSource:
         now = dict(zip(room, sizes))
-        return at_sizes(source, tuple([(name, now.get(name, 1)) for name in ranges]))
+        return at_sizes(source, tuple([(name, now.get(name, high)) for name, (_, high) in ranges.items()]))
 
     rooms = build_rooms(at, room, None, gpu=True)
     return rooms.built, portable(rooms, [ranges[name][0] for name in room])

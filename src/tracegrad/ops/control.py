@@ -18,8 +18,8 @@ from tracegrad.sites import MASK, VALUE, SiteInfo, patch_leaf
 __all__ = ["capture", "patch"]
 
 
-def _marked(kind: str, name: Any, x: Any) -> tuple[ambient.Trace, str, Tensor]:
-    """Record a site, and return the running trace, the site's name and `x`. Raises TraceError if `name` is wrong."""
+def _marked(kind: str, name: Any, x: Any) -> tuple[ambient.Trace, Tensor]:
+    """Record a site, and return the running trace and `x`. Raises TraceError if `name` is empty, in use or second."""
     running = ambient.require(kind)
     if isinstance(x, str):
         raise TraceError(f"the name must come first, as in tg.{kind}({x!r}, x); got {shown(name)} and {x!r}")
@@ -34,23 +34,28 @@ def _marked(kind: str, name: Any, x: Any) -> tuple[ambient.Trace, str, Tensor]:
                 site,
             )
         )
-    first, k = name, 0
-    while (kind, name) in running.sites:
-        k += 1
-        name = f"{first}.{k}"
+    other = running.sites.get((kind, name))
+    if other is not None:
+        raise TraceError(
+            located(
+                f"{kind}: the name {name!r} is taken by another site of this trace; "
+                f'number the layers, for example {kind}(f"attn.{{i}}", x), or call the model once only',
+                other.site,
+            )
+        )
     running.sites[kind, name] = SiteInfo(kind, name, x.type, site)
-    return running, name, x
+    return running, x
 
 
 @op
 def capture(name: str, x: Any) -> Tensor:
     """Return `x` unchanged, and report its value as `captures[name]` in the results of `run` and `step`.
 
-    name:     a string. If a forward is called more than once, the later captures of "h" are "h.1", "h.2", and so on.
+    name:     a string, unique among the captures of a forward or loss.
     x:        any dtype and shape.
     Returns:  `x`. Eager calls do nothing else. A program stores the value in each run and copies it to the host.
     Gradient: the result's gradient, unchanged.
-    Raises:   TraceError for an empty name, and inside `tg.scan`.
+    Raises:   TraceError if another capture has the name, for an empty name, and inside `tg.scan`.
 
     As a forward hook of PyTorch that stores an activation, and Flax's `sow` for JAX.
 
@@ -59,7 +64,7 @@ def capture(name: str, x: Any) -> Tensor:
     >>> infer.run(x=[[1.0, 2.0]]).captures["input"]
     array([[1., 2.]], dtype=float32)
     """
-    running, name, x = _marked("capture", name, x)
+    running, x = _marked("capture", name, x)
     running.captures[name] = x
     return x
 
@@ -74,13 +79,13 @@ def patch(name: str, x: Any) -> Tensor:
 
     The first call with patches compiles a second program. Calls without patches run the first one, at no cost.
 
-    name:     a string. If a forward is called more than once, the later patches of "h" are "h.1", "h.2", and so on.
+    name:     a string, unique among the patches of a forward or loss.
     x:        any dtype and shape.
     array:    given to `run`; its dtype is that of `x`, and its shape broadcasts to that of `x`.
     mask:     given to `run`; bool, True where `array` replaces `x`; its shape broadcasts to that of `x`.
     Returns:  dtype and shape of `x`.
     Gradient: the result's gradient where the result is `x`, else 0.
-    Raises:   TraceError for an empty name, and inside `tg.scan`.
+    Raises:   TraceError if another patch has the name, for an empty name, and inside `tg.scan`.
 
     As a forward hook of PyTorch that returns a value.
 
@@ -89,7 +94,7 @@ def patch(name: str, x: Any) -> Tensor:
     >>> infer.run(x=[[1.0, 2.0]], patches={"input": 0.0}).output
     array([[0.]], dtype=float32)
     """
-    running, name, x = _marked("patch", name, x)
+    running, x = _marked("patch", name, x)
     if not running.patching:  # a `where` in every call would take 38 % more time, for six dense layers of 256
         return x
     value = leaf("patch", patch_leaf(name, VALUE), x.type)

@@ -166,7 +166,6 @@ def recipe(
         def optimizer(*args: P.args, **kwargs: P.kwargs) -> Optimizer:
             what = f"optim.{core.__name__}"
             check_call(what, core, args, kwargs)
-            check_positions(what, core, args)
             parts, own = core(*args, **kwargs), signature(core).bind(*args, **kwargs)
             own.apply_defaults()
             values: dict[str, Any] = own.arguments
@@ -174,6 +173,7 @@ def recipe(
             if unknown := {word: x for word, x in options.items() if word not in Options.__annotations__}:
                 raise placed(unexpected((*values, *Options.__annotations__), unknown, what), what, call_site())
             as_schedule(values["lr"])  # raises for anything but a learning rate
+            check_positions(what, core, args)
             transform, shaped_by = _around(parts, options, what)
             hyper = checked_all(transform.hyper, transform.ranges, what)
             known = {"lr": 1.0} | {n: x for n, x in hyper.items() if n != "clip_grad_norm" and (flat or n in MONOTONE)}

@@ -119,7 +119,7 @@ class Sizes(NamedTuple):
         Raises UnsizedError if none of the known formulas fits, and AmbiguousError if several do.
         """
         a, b = pair
-        length = self.exact(b)
+        length = Length(a) if a == b and self.exact is not nothing and type(b) is int else self.exact(b)
         if length is not None and length.at(self.one) == a:
             return length
         found = _lengths(self._replace(exact=nothing), (a, int(b)))

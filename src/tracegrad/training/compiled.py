@@ -240,13 +240,13 @@ class CompiledTraining(Training):
         """
         from tracegrad.introspection.profile import profiled
 
+        steps, worker = checked_whole("steps", steps, "profile"), self.worker
         stepper = self.store.stepper_of(loss, "profile")
         given = merge(mapping, inputs, "profile", more, stepper.source.inputs)
         program = stepper.main if given else _latest(stepper, "profile")
         if given:
             program, given = self.store.program_for(stepper, given, "profile")
         arrays = given_or_blank(program.inputs, given, "profile")
-        steps, worker = checked_whole("steps", steps, "profile"), self.worker
 
         def measure(session: Session, stepper: Stepper) -> Profile:
             timings = stepper.timings(session, program, arrays, stepper.knobs, steps)

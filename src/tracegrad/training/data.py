@@ -173,21 +173,28 @@ def in_order(given: tuple[Any, ...], x: Any, y: Any, names: Sequence[str]) -> di
 
     Raises InputError for arguments by position that are no arrays, and for too many.
     """
-    if y is not None and x is None and len(given) == 1 and _has_shape(given[0]):
+    if y is not None and x is None and len(given) == 1 and _is_array(given[0]):
         given, y = (*given, y), None
     if len(given) < 2:
         return None
-    odd = [v for v in given if not (_has_shape(v) or isinstance(v, list))]
+    if not names:
+        raise InputError.here(f"fit: the loss has no inputs, so it takes no data; got {len(given)} values")
+    odd = [v for v in given[1:] if not _is_array(v)] if _is_array(given[0]) else [given[1]]
     if odd or len(given) > len(names) or x is not None or y is not None:
-        got = shown(odd[0]) if odd else "more"
+        kind = "a tuple of arrays" if odd and isinstance(odd[0], tuple) else shown(odd[0]) if odd else ""
+        beside = "x= or y= beside arrays by position" if len(given) <= len(names) else f"{len(given)} arrays"
         raise InputError.here(
             f"fit: by position it takes one array for each input, fit({', '.join(names)}, batch_size=...), or batches "
-            f"alone, fit(batches, epochs=...); got {got}"
+            f"alone, fit(batches, epochs=..., validation=...); got {kind or beside}"
         )
     return dict(zip(names, given))
 
 
-def _has_shape(value: Any) -> bool:
+def _is_array(value: Any) -> bool:
+    """Return whether `value` can be an array of examples: not batches in a list."""
+    if isinstance(value, list):
+        items = cast("list[Any]", value)
+        return not (items and isinstance(items[0], (tuple, Mapping)))
     return hasattr(value, "shape") or hasattr(value, "to_numpy")
 
 
