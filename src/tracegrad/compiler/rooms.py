@@ -234,7 +234,7 @@ def _built(
     followed = follow_sizes(lambda n: whole_of(source_at(n)).graph, sizes, numbers, len(places[0]), exact)
     beside = other.graph
     if followed:
-        sizes, beside = sizes._replace(known=followed.lengths, exact=followed.length), followed.graph
+        sizes, beside = sizes._replace(known=followed.lengths, formula=followed.length), followed.graph
         places[1] = numbers_of(one.graph, beside)[1][1]
     specs = input_ranges(one.traced.graph), input_ranges(other.traced.graph)
     known = _Then(sizes, sizes.one)  # raises now what `Rooms.at` would raise at each size

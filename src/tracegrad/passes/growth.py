@@ -96,13 +96,13 @@ class Sizes(NamedTuple):
     """The sizes of two traces, in the same order. Methods find what depends on which size by comparing the traces.
 
     known: lengths that the traces compute from the sizes, if this was recorded. Two traces alone would not show T // 2.
-    exact: returns the formula of a number of the other trace, if this was recorded.
+    formula: returns the formula of a number of the other trace, if this was recorded.
     """
 
     one: tuple[int, ...]
     other: tuple[int, ...]
     known: tuple[Length, ...] = ()
-    exact: Callable[[Any], Length | None] = nothing
+    formula: Callable[[Any], Length | None] = nothing
 
     @property
     def quotients(self) -> tuple[Grown, ...]:
@@ -119,10 +119,10 @@ class Sizes(NamedTuple):
         Raises UnsizedError if none of the known formulas fits, and AmbiguousError if several do.
         """
         a, b = pair
-        length = Length(a) if a == b and self.exact is not nothing and type(b) is int else self.exact(b)
+        length = Length(a) if a == b and self.formula is not nothing and type(b) is int else self.formula(b)
         if length is not None and length.at(self.one) == a:
             return length
-        found = _lengths(self._replace(exact=nothing), (a, int(b)))
+        found = _lengths(self._replace(formula=nothing), (a, int(b)))
         if len(found) > 1:
             raise AmbiguousError(f"lengths of {a} and {b} can depend on the sizes in {len(found)} ways")
         for length in found:
@@ -131,7 +131,7 @@ class Sizes(NamedTuple):
 
     def fits(self, length: Length, pair: Both) -> bool:
         """Return whether a formula gives a length in both traces, and below the room if that length was recorded."""
-        known = self.exact(pair[1])
+        known = self.formula(pair[1])
         below = [tuple([max(n - k, 1) for n in self.one]) for k in range(1, MOST_BELOW)] if known else []
         return (length.at(self.one), length.at(self.other)) == pair and not any(
             known and known.at(n) != length.at(n) for n in below
@@ -143,7 +143,7 @@ class Sizes(NamedTuple):
             return True
         if isinstance(one, tuple):
             return any(map(self.differ, cast("tuple[Any, ...]", one), other))
-        length = self.exact(other)
+        length = self.formula(other)
         return bool(length and length.factors)
 
     def axis(self, pair: Both) -> Axis:
