@@ -21,13 +21,17 @@ class Closing(Helped):
     if not TYPE_CHECKING:
 
         def __setattr__(self, name: str, value: Any) -> None:
+            if not name.startswith("_") and name not in INNER:  # these are set in each step
+                self._check_assigned(name, value)
+            object.__setattr__(self, name, value)
+
+        def _check_assigned(self, name: str, value: Any) -> None:
             own = found(name, self.remedies) if self.remedies == "sweeps" else None
             remedy = own or found(name, "settings")
-            if remedy or (name not in INNER and (hasattr(type(self), name) or name in type(self).__annotations__)):
+            if remedy or hasattr(type(self), name) or name in type(self).__annotations__:
                 remedy = remedy or found(self.remedies, "settings")
                 what = f"{name} of {article(type(self).__name__)} cannot be assigned"
                 raise MissingNameError.here(f"{what}: {remedy.replace('NAME', name).replace('{}', shown(value))}")
-            object.__setattr__(self, name, value)
 
     def __reduce__(self) -> Any:
         remedy = "train.save(path) writes a training, and train.load(path) or tg.load_forward(path, ...) reads it"
