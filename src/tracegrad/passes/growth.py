@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from typing import Any, NamedTuple, cast
 
@@ -197,27 +197,11 @@ def _lengths(sizes: Sizes, pair: Both) -> frozenset[Length]:
     if known:
         return known
     found = {Length(1, (Grown(k, a - n),)) for k, (n, m) in enumerate(zip(sizes.one, sizes.other)) if a - b == n - m}
-    found |= _fitting(sizes, pair, _products(len(sizes.one)))
-    found = found or _fitting(sizes, pair, _quotients(len(sizes.one), sizes.quotients))
-    return frozenset({f for f in found if not any(g.more for g in f.factors)} or found)
-
-
-def _fitting(sizes: Sizes, pair: Both, products: Iterable[tuple[Grown, ...]]) -> set[Length]:
-    """Return the products of factors that fit a length in both traces, multiplied by a number."""
-    (a, b), found = pair, set[Length]()
-    for factors in products:
+    for factors in _products(len(sizes.one)):
         n, m = (math.prod([f.at(s) for f in factors]) for s in (sizes.one, sizes.other))
         if n > 0 and a % n == 0 and a // n * m == b:
             found.add(Length(a // n, factors))
-    return found
-
-
-@cache
-def _quotients(sizes: int, quotients: tuple[Grown, ...]) -> list[tuple[Grown, ...]]:
-    """Return products of quotients and sizes, of which at least one is a quotient."""
-    factors = (*map(Grown, range(sizes)), *quotients)
-    found = itertools.chain(*[itertools.combinations_with_replacement(factors, n + 1) for n in range(MOST_FACTORS)])
-    return [product for product in found if any(f.by > 1 for f in product)]
+    return frozenset({f for f in found if not any(g.more for g in f.factors)} or found)
 
 
 @cache

@@ -146,9 +146,8 @@ class _Walk(Room):
     def running(self, t: Tensor, u: Tensor, x: Value) -> Value:
         """Return a composite along an axis, such as running sums. Padding in its input is masked by its identity."""
         axes = replaced(x.axes, t.axis, x.axes[t.axis].stacked)
-        return self.alike(
-            t, u, [Value(self.masked(x._replace(axes=axes), (t.axis,), identity_of(t.prim, t.dtype)), axes)], axes
-        )
+        given = self.masked(Value(x.tensor, axes), (t.axis,), identity_of(t.prim, t.dtype))
+        return self.alike(t, u, [Value(given, axes)], axes)
 
     def source(self, t: Tensor, u: Tensor) -> Value:
         """Return a leaf or a formula."""
